@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,7 @@ _EVERY = re.compile(r"([0-9]{1,9})(m|h|d)", re.ASCII)
 _UNITS = {"m": "minute", "h": "hour", "d": "day"}
 _KINDS = ("every", "at", "daily", "weekly", "monthly")
 
-schedule_options = stacked(
+_times_options = (
     click.option("--every", metavar="15m|6h|1d", help="Run each so many minutes, hours or days."),
     click.option("--at", metavar="DATETIME", help="Run once, such as at 2027-09-01T09:00."),
     click.option("--daily", metavar="TIMES", help="Run daily, such as at 09:00,18:00."),
@@ -27,12 +28,20 @@ schedule_options = stacked(
     click.option(
         "--zone", metavar="ZONE", help="Zone of these times, such as Europe/Berlin; not of --every."
     ),
-    click.option(
+)
+
+
+def _overlap_option(usual: str) -> Callable[[Any], Any]:
+    """Build the option for fires during a live run."""
+    return click.option(
         "--overlap",
         type=click.Choice(["skip", "wait"]),
-        help="While a run is live, skip the next one, or let it wait [skip].",
-    ),
-)
+        help=f"While a run is live, skip the next one, or let it wait [{usual}].",
+    )
+
+
+schedule_options = stacked(*_times_options, _overlap_option("skip"))
+new_schedule_options = stacked(*_times_options, _overlap_option("as before"))
 
 
 def schedule_of(flags: dict[str, Any]) -> dict[str, Any] | None:
@@ -163,7 +172,7 @@ def resume(job: str, **common: Any) -> int:
 
 @schedule.command("set")
 @job_argument
-@schedule_options
+@new_schedule_options
 @json_option
 @server_options
 def set_schedule(

@@ -273,9 +273,26 @@ def sample(event: str, secrets: tuple[str, ...], kid: str, as_json: bool) -> int
     return 0
 
 
+def _receiver(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    """Refuse what is no address of a receiver."""
+    from conveyor.client.api import web_address
+    from conveyor.client.errors import ClientError
+
+    try:
+        web_address(value, "not an http or https address")
+    except ClientError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
 @click.command()
 @click.option(
-    "--forward-to", "url", required=True, metavar="URL", help="Receiver, such as a local program."
+    "--forward-to",
+    "url",
+    required=True,
+    metavar="URL",
+    callback=_receiver,
+    help="Receiver, such as a local program.",
 )
 @job_option
 @moment_option("--since", "Begin with the events made since then [from now on].")

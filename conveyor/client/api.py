@@ -103,16 +103,27 @@ class ResultRows(NamedTuple):
 PATIENCE = Patience()
 
 
+def web_address(text: str, problem: str) -> httpx.URL:
+    """Parse an http or https URL that can be connected to. Raises ClientError: the problem, and the
+    text."""
+    try:
+        url = httpx.URL(text)
+        # A label that is empty or too long would be found out when the host is looked up only.
+        url.raw_host.decode().encode("idna")
+    except (httpx.InvalidURL, UnicodeError):
+        url = httpx.URL("")
+    port = url.port if url.port is not None else 80
+    is_host = bool(url.host) and "%" not in url.host
+    if url.scheme not in ("http", "https") or not is_host or not 0 < port <= 65_535:
+        shown = printable(text) or "''"
+        raise ClientError(f"{problem}: {shown}")
+    return url
+
+
 def base_url(server: str) -> str:
     """Build the `/v1` address of a server given as a URL or as host:port. Raises ClientError."""
     text = server if "://" in server else f"http://{server}"
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL("")
-    port = url.port if url.port is not None else 80
-    if url.scheme not in ("http", "https") or not url.host or not 0 < port <= 65_535:
-        raise ClientError(f"not a server address: {printable(server)}")
+    url = web_address(text, "not a server address")
     path = url.path.rstrip("/")
     whole = url.copy_with(
         path=path if path.endswith("/v1") else f"{path}/v1", query=None, fragment=None

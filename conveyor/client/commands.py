@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from enum import Enum
 from typing import TextIO
 
@@ -158,7 +158,7 @@ async def submit_tasks(
         if not watch and out is None:
             return SUCCEEDED
         return await follow_to_end(
-            api, target, terminal, run_of(reply), _watching(reply.job_id, out)
+            api, target, terminal, run_of(reply, server=target.named), _watching(reply.job_id, out)
         )
 
 
@@ -208,7 +208,7 @@ async def watch_job(
     async with target.connect(terminal) as api:
         job_id = await find_job(api, job_id)
         with about(job_id):
-            run = await latest_run(api, job_id)
+            run = await latest_run(api, job_id, server=target.named)
         return await follow_to_end(api, target, terminal, run, _watching(job_id, out))
 
 
@@ -232,10 +232,14 @@ async def rerun_job(
         with about(job_id):
             job = await api.job(job_id)
             # A scheduled job that has not fired yet runs for the first time.
-            before = None if job.schedule and not job.latest_run else run_of(job)
+            before = (
+                None if job.schedule and not job.latest_run else run_of(job, server=target.named)
+            )
             status = ",".join(statuses) or None
+            first = f"for its first one: {target.command('rerun', job_id)}"
             try:
-                reply = await api.rerun(job_id, status=status, idempotency_key=key)
+                async with _needing_run(api, job_id, first):
+                    reply = await api.rerun(job_id, status=status, idempotency_key=key)
             except ServerRefused as refusal:
                 raise _hinted(refusal, before) from None
         kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
@@ -276,7 +280,23 @@ def about(job_id: str) -> Iterator[None]:
     except ServerRefused as refusal:
         if refusal.code == ErrorCode.NOT_FOUND:
             raise ClientError(f"no such job: {shown}") from None
-        raise ClientError(f"job {shown}: {refusal}") from None
+        raise ServerRefused(
+            f"job {shown}: {refusal}", code=refusal.code, status=refusal.status
+        ) from None
+
+
+@asynccontextmanager
+async def _needing_run(api: Api, job_id: str, hint: str) -> AsyncIterator[None]:
+    """Tell a scheduled job that has no run yet, with a hint, from one that is not there."""
+    try:
+        yield
+    except ServerRefused as refusal:
+        if refusal.code not in (ErrorCode.NOT_FOUND, ErrorCode.NO_PRIOR_RUN):
+            raise
+        job = await api.job(job_id)
+        if job.schedule is None or job.latest_run is not None:
+            raise
+        raise ClientError(f"job {printable(job_id)} has no run yet; {hint}") from None
 
 
 def _watching(job_id: str, out: Destination | None) -> Following:
@@ -377,15 +397,17 @@ async def show_results(
     groups = FailureGroups(own_server=not target.lasts)
     async with target.connect(terminal) as api:
         job_id = await find_job(api, job_id)
+        fires = f"when it fires: {target.command('schedule', 'show', job_id)}"
         with about(job_id):
-            async for row, raw in api.results(job_id, status=status):
-                all_succeeded = all_succeeded and row.succeeded
-                if row.status == "failed":
-                    groups.add(row)
-                if jsonl:
-                    print(_json_line(raw))
-                else:
-                    table.add(row)
+            async with _needing_run(api, job_id, fires):
+                async for row, raw in api.results(job_id, status=status):
+                    all_succeeded = all_succeeded and row.succeeded
+                    if row.status == "failed":
+                        groups.add(row)
+                    if jsonl:
+                        print(_json_line(raw))
+                    else:
+                        table.add(row)
     if not jsonl and not table.end():
         terminal.warn("no such tasks")
     for line in groups.lines(_width(sys.stderr)):
@@ -403,7 +425,7 @@ async def fetch_results(
         job_id = await find_job(api, job_id)
         end = Following(words=("results", job_id, *only), out=out, status=status)
         with about(job_id):
-            run = await latest_run(api, job_id)
+            run = await latest_run(api, job_id, server=target.named)
         if run.live:
             return await follow_to_end(api, target, terminal, run, end)
         return await _bring(api, target, terminal, run, end)
@@ -454,8 +476,11 @@ async def change_runs(
     """Stop, pause or resume the latest run of each job, in order, until the server refuses one."""
     async with target.connect(terminal) as api:
         for job_id in await find_jobs(api, jobs):
+            word = "resume" if verb == "resume" else "pause"
+            fires = f"its fires: {target.command('schedule', word, job_id)}"
             with about(job_id):
-                run = await api.change_run(job_id, verb)
+                async with _needing_run(api, job_id, f"to {word} {fires}"):
+                    run = await api.change_run(job_id, verb)
             done = f"{run.stats.completed:,}/{run.stats.total:,} done"
             terminal.say(f"job {printable(job_id)}: {describe(run)}, {done}")
             terminal.give(run)
@@ -467,10 +492,11 @@ async def read_jobs(
 ) -> list[JobReply]:
     """Read the jobs that the texts name. Raises ClientError if there is none of that name."""
     async with target.connect(terminal) as api:
-        return [await _existing(api, job_id) for job_id in await find_jobs(api, jobs)]
+        return [await existing_job(api, job_id) for job_id in await find_jobs(api, jobs)]
 
 
-async def _existing(api: Api, job_id: str) -> JobReply:
+async def existing_job(api: Api, job_id: str) -> JobReply:
+    """Read a job. Raises ClientError if there is none, or it is deleted."""
     with about(job_id):
         job = await api.job(job_id)
     if job.status == JobStatus.DELETED:
@@ -488,7 +514,7 @@ async def remove_jobs(target: ServerTarget, terminal: Terminal, jobs: Sequence[s
     """Delete jobs with all their runs and results, in order, until one is not there."""
     async with target.connect(terminal) as api:
         for job_id in dict.fromkeys(await find_jobs(api, jobs)):
-            await _existing(api, job_id)
+            await existing_job(api, job_id)
             with about(job_id):
                 await api.delete_job(job_id)
             terminal.say(f"job {printable(job_id)}: deleted")
@@ -523,7 +549,7 @@ class JobSession:
         """Submit, follow the run to its end, and download its results; return the exit code."""
         async with connect(server, self._target.api_key, self._target.pace) as api:
             reply = await make_job(api, self._terminal, self._tasks, self._options)
-            self._run = run_of(reply)
+            self._run = run_of(reply, server=self._target.named)
             end = Following(words=(), out=self._out)
             return await follow_to_end(api, self._target, self._terminal, self._run, end)
 

@@ -52,7 +52,7 @@ async def export_job(
     async with target.connect(terminal) as api:
         job_id = await find_job(api, job_id)
         with about(job_id):
-            run = await (_run(api, job_id, run_id) if run_id else latest_run(api, job_id))
+            run = await _run(api, target, job_id, run_id)
             if run.live:
                 terminal.warn(
                     f"the run is {describe(run)}: the export holds each row as it is when read, and"
@@ -83,7 +83,10 @@ async def export_job(
     return SUCCEEDED
 
 
-async def _run(api: Api, job_id: str, run_id: str) -> RunReply:
+async def _run(api: Api, target: ServerTarget, job_id: str, run_id: str | None) -> RunReply:
+    """Read a run, by default the latest."""
+    if not run_id:
+        return await latest_run(api, job_id, server=target.named)
     unknown = ClientError(f"job {printable(job_id)} has no run {printable(run_id)}")
     if not run_id.strip("."):
         # In a path it would name something else.

@@ -1,10 +1,12 @@
-"""The jobs of a server: list them, and find the one that an abbreviation names."""
+"""The jobs of a server: list them, and find the one, or another thing with an id, that an
+abbreviation names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import NamedTuple
 
 from conveyor.client.api import Api
 from conveyor.client.errors import ClientError
@@ -14,12 +16,20 @@ from conveyor.client.wire import JobReply
 NEWEST = "last"
 """Names the newest job in place of an id."""
 PAGE_JOBS = 100
-SEARCHED_JOBS = 1_000
-"""Newest jobs among which the beginning of an id is looked for."""
-NAMED_JOBS = 3
-"""Jobs that the error about an ambiguous beginning names."""
+SEARCHED = 1_000
+"""Newest ids among which the beginning of one is looked for."""
+NAMED = 3
+"""Ids that the error about an ambiguous beginning names."""
 
+_WHOLE = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}", re.IGNORECASE)
 _BEGINNING = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{0,24}", re.IGNORECASE)
+
+
+class Nouns(NamedTuple):
+    """The words for something that has an id."""
+
+    one: str
+    several: str
 
 
 async def newest_jobs(
@@ -41,28 +51,20 @@ async def newest_jobs(
 async def find_job(api: Api, text: str) -> str:
     """Return the id of the job that a text names: an id, the beginning of one, or `last`.
 
-    A text that can be neither comes back as it is, for the server to refuse. Raises ClientError if
-    no job, or more than one, begins like that among the newest.
+    Raises ClientError as `find_by_beginning` does, and if `last` names none.
     """
     if text == NEWEST:
         newest = (await api.jobs(limit=1, status=None, cursor=None)).jobs
         if not newest:
             raise ClientError("no jobs yet: conveyor submit URL")
         return newest[0].job_id
-    if _BEGINNING.fullmatch(text) is None:
-        return text
-    found, is_cut_short = await _beginning_with(api, text.upper())
-    if not found and is_cut_short:
-        raise ClientError(
-            f"none of the newest {SEARCHED_JOBS:,} jobs begins with {text}: give the whole id"
-        )
-    if not found:
-        raise ClientError(f"no such job: {text}")
-    if len(found) > 1:
-        more = ", …" if len(found) > NAMED_JOBS else ""
-        names = ", ".join(map(printable, found[:NAMED_JOBS]))
-        raise ClientError(f"{text} begins the ids of several jobs: {names}{more}")
-    return found[0]
+
+    async def ids() -> AsyncGenerator[str, None]:
+        async with aclosing(newest_jobs(api, SEARCHED)) as jobs:
+            async for job in jobs:
+                yield job.job_id
+
+    return await find_by_beginning(text, ids, Nouns("job", "jobs"))
 
 
 async def find_jobs(api: Api, texts: Sequence[str]) -> list[str]:
@@ -70,18 +72,46 @@ async def find_jobs(api: Api, texts: Sequence[str]) -> list[str]:
     return [await find_job(api, text) for text in texts]
 
 
-async def _beginning_with(api: Api, letters: str) -> tuple[list[str], bool]:
-    """Return the first few ids that begin with these letters, and whether older jobs were not
+async def find_by_beginning(
+    text: str, newest: Callable[[], AsyncGenerator[str, None]], nouns: Nouns
+) -> str:
+    """Return the id that a text is, or begins, in either case, among those that `newest` yields.
+
+    A text that can be neither comes back as it is, for the server to refuse. Raises ClientError if
+    no id, or more than one, begins like that.
+    """
+    if _WHOLE.fullmatch(text) is not None:
+        return text.upper()
+    if _BEGINNING.fullmatch(text) is None:
+        return text
+    found, is_cut_short = await _beginning_with(newest(), text.upper())
+    if not found and is_cut_short:
+        raise ClientError(
+            f"none of the newest {SEARCHED:,} {nouns.several} begins with {text}: give the whole id"
+        )
+    if not found:
+        raise ClientError(f"no such {nouns.one}: {text}")
+    if len(found) > 1:
+        more = ", …" if len(found) > NAMED else ""
+        names = ", ".join(map(printable, found[:NAMED]))
+        raise ClientError(f"{text} begins the ids of several {nouns.several}: {names}{more}")
+    return found[0]
+
+
+async def _beginning_with(
+    newest: AsyncGenerator[str, None], letters: str
+) -> tuple[list[str], bool]:
+    """Return the first few ids that begin with these letters, and whether older ones were not
     read."""
     found: list[str] = []
     searched = 0
-    async with aclosing(newest_jobs(api, SEARCHED_JOBS)) as jobs:
-        async for job in jobs:
+    async with aclosing(newest) as ids:
+        async for one in ids:
             searched += 1
-            start = job.job_id[: len(letters)]
+            start = one[: len(letters)]
             if start == letters:
-                found.append(job.job_id)
+                found.append(one)
             # Newest first is by falling ids: no later one begins like this.
-            if start < letters or len(found) > NAMED_JOBS:
+            if start < letters or len(found) > NAMED:
                 return found, False
-    return found, searched == SEARCHED_JOBS
+    return found, searched == SEARCHED

@@ -6,18 +6,19 @@ that was made long ago may be replayed, and one that is written late lies below 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
+from itertools import accumulate
 from typing import NoReturn
 
-import httpx
-
-from conveyor import __version__
 from conveyor.client.api import TRANSIENT, Api, ClientClock
-from conveyor.client.commands import ServerTarget, Terminal
+from conveyor.client.commands import ServerTarget, Terminal, existing_job
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.jobs import find_job
-from conveyor.client.output import command, printable, to_the_second
+from conveyor.client.output import printable, to_the_second
+from conveyor.client.receiver import PostOutcome, Receiver
 from conveyor.client.webhooks import PAGE, LogFilter, newest_deliveries
 from conveyor.client.wire import DeliveryReply
 from conveyor.domain.errors import ErrorCode
@@ -32,95 +33,152 @@ may try to deliver it."""
 MOST_LISTED = 10_000
 """Deliveries that one reading lists."""
 TRIES = 5
-"""Times that an event is posted to a receiver that does not take it."""
+"""Times that an event is posted, at the most, to a receiver that does not take it."""
 FIRST_PAUSE = 0.5
 """Seconds before the second try; each later pause is twice as long."""
 POST_SECONDS = 15.0
+EVENT_SECONDS = 20.0
+"""Seconds for one try, and for all the tries of an event: meanwhile the others wait."""
+LEAST_SECONDS = 1.0
+"""Seconds that a try has, however long the server took to sign the event."""
 DROPPED = "dropped"
 
 
 class Listener:
     """Posts each event of the log to one receiver, once for each time that it is sent or replayed.
 
-    `job_id` limits it to one job.
+    `job` limits it to one job. What was sent before `since`, by default before now, is passed over.
     """
 
     def __init__(
         self,
+        target: ServerTarget,
         api: Api,
         terminal: Terminal,
         receiver: Receiver,
         *,
-        job_id: str | None,
+        job: str | None,
+        since: str | None,
     ) -> None:
         self.handed_on = 0
+        self._target = target
         self._api = api
         self._terminal = terminal
         self._receiver = receiver
-        self._job_id = job_id
+        self._job = job
+        self._job_id: str | None = None
+        self._since = since
+        now = api.pace.now()
+        self._mark = since or rfc3339(now)
+        self._window = WINDOW if since is None else max(WINDOW, now - _instant(since))
         self._ladders: dict[str, int] = {}
-        self._window = WINDOW
+        self._name_way_back(self._mark)
 
-    async def begin(self, since: str | None) -> None:
-        """Read the log. Pass over what was sent before `since`, by default before now, and hand on
-        the rest."""
-        now = self._api.pace.now()
-        found = await self._read(MOST_LISTED, since=since)
-        later = []
-        for delivery in found:
-            if since is not None and max(delivery.created_at, delivery.replayed_at or "") >= since:
-                later.append(delivery)
-            else:
+    async def begin(self) -> None:
+        """Find the job, and read what is passed over. Raises ClientError if there is no such
+        job."""
+        try:
+            if self._job is not None:
+                found = await find_job(self._api, self._job)
+                await existing_job(self._api, found)
+                self._job = self._job_id = found
+            deliveries = await self._read(whole=True)
+        except (ServerUnreachable, ServerRefused):
+            # What comes before the server is back is new.
+            self._since = self._mark
+            raise
+        for delivery in deliveries:
+            if self._since is None or _moment(delivery) < self._since:
                 self._ladders[delivery.delivery_id] = delivery.ladder
-        if since is not None:
-            self._window = max(WINDOW, now - _instant(since))
-        await self._hand_on(later)
+        if self._since is not None and len(deliveries) == MOST_LISTED:
+            self._terminal.warn(f"only the newest {MOST_LISTED:,} events are looked at")
 
     async def look(self, *, whole: bool) -> None:
-        """Read the newest page of the log, or all of its window, and hand on what is new."""
-        await self._hand_on(await self._read(MOST_LISTED if whole else PAGE))
+        """Read the newest page of the log, or all of its window, and hand on what is new.
 
-    async def _read(self, limit: int, *, since: str | None = None) -> list[DeliveryReply]:
+        Where a whole page is new, the older ones are read too: the oldest event comes first.
+        """
+        await self._hand_on(await self._read(whole=whole))
+
+    async def _read(self, *, whole: bool) -> list[DeliveryReply]:
         earliest = rfc3339(max(0, self._api.pace.now() - self._window))
-        wanted = LogFilter(None, min(earliest, since or earliest), limit)
-        async with aclosing(newest_deliveries(self._api, self._job_id, wanted)) as found:
-            return [delivery async for delivery in found]
+        wanted = LogFilter(None, min(earliest, self._since or earliest), MOST_LISTED)
+        read: list[DeliveryReply] = []
+        meets_known = False
+        try:
+            async with aclosing(newest_deliveries(self._api, self._job_id, wanted)) as found:
+                async for delivery in found:
+                    read.append(delivery)
+                    meets_known = meets_known or delivery.delivery_id in self._ladders
+                    if meets_known and not whole and len(read) % PAGE == 0:
+                        break
+        except ServerRefused as refusal:
+            if self._job_id is None or refusal.code != ErrorCode.NOT_FOUND:
+                raise
+            raise ClientError(
+                f"job {printable(self._job_id)} was deleted: it has no more events"
+            ) from None
+        return read
 
     async def _hand_on(self, deliveries: list[DeliveryReply]) -> None:
         new = [one for one in deliveries if one.ladder > self._ladders.get(one.delivery_id, 0)]
         # Ids grow with the ends of runs; replays come after what is sent for the first time.
-        for delivery in sorted(new, key=lambda one: (one.replayed_at or "", one.delivery_id)):
+        new.sort(key=lambda one: (one.replayed_at or "", one.delivery_id))
+        # The order of ids is not quite that of moments: an interrupted listener comes back to the
+        # oldest moment that is left.
+        oldest_left = list(accumulate(map(_moment, reversed(new)), min))
+        for delivery in new:
+            self._name_way_back(min(self._mark, oldest_left.pop()))
             if delivery.status != DROPPED:
                 await self._post(delivery)
             self._ladders[delivery.delivery_id] = delivery.ladder
+            self._mark = _moment(delivery)
+            self._name_way_back(min(self._mark, *oldest_left[-1:]) if oldest_left else self._mark)
+
+    def _name_way_back(self, since: str) -> None:
+        only = () if self._job is None else ("--job", self._job)
+        words = ("listen", "--forward-to", self._receiver.url, *only, "--since", since)
+        self._terminal.farewell = f"interrupted; come back with: {self._target.command(*words)}"
 
     async def _post(self, delivery: DeliveryReply) -> None:
-        """Post an event, a bounded number of times, and tell what came of it."""
+        """Post an event, a bounded number of times and for a bounded time, and tell what came of
+        it."""
         shown = f"{printable(delivery.event_type):<13}  {printable(delivery.delivery_id)}"
-        pause = FIRST_PAUSE
+        pace, pause = self._api.pace, FIRST_PAUSE
+        deadline = pace.monotonic() + EVENT_SECONDS
         for number in range(1, TRIES + 1):
             try:
-                outcome = await self._try(delivery.delivery_id)
+                outcome = await self._try(delivery.delivery_id, deadline)
             except ServerRefused as refusal:
-                if refusal.code == ErrorCode.NOT_FOUND:
-                    self._terminal.warn(f"{shown}  gone before it was handed on")
-                    return
-                # Such as a key that the server cannot open: later events may fare better.
-                outcome = PostOutcome(None, str(refusal))
+                if refusal.code != ErrorCode.NOT_FOUND:
+                    raise
+                self._terminal.warn(f"{shown}  gone before it was handed on")
+                return
             self._tell(delivery, shown, outcome, number)
             if outcome.taken:
                 self.handed_on += 1
                 return
-            if number < TRIES:
-                await self._api.pace.sleep(pause)
-                pause *= 2
-        again = command("webhook", "replay", delivery.delivery_id)
-        self._terminal.warn(f"gave up after {TRIES} tries; to have it again: {again}")
+            if number == TRIES or pace.monotonic() + pause >= deadline:
+                break
+            await pace.sleep(pause)
+            pause *= 2
+        again = self._target.command("webhook", "replay", delivery.delivery_id)
+        tries = "one try" if number == 1 else f"{number} tries"
+        self._terminal.warn(f"gave up after {tries}; to have it again: {again}")
 
-    async def _try(self, delivery_id: str) -> PostOutcome:
+    async def _try(self, delivery_id: str, deadline: float) -> PostOutcome:
         """Post an event once. Its headers are fresh, since signatures age."""
         body = (await self._api.delivery(delivery_id)).body.encode()
-        return await self._receiver.post(await self._api.delivery_headers(delivery_id), body)
+        try:
+            headers = await self._api.delivery_headers(delivery_id)
+        except ServerRefused as refusal:
+            if refusal.code == ErrorCode.NOT_FOUND:
+                raise
+            # Such as a key that the server cannot open: later events may fare better.
+            return PostOutcome(None, str(refusal))
+        left = deadline - self._api.pace.monotonic()
+        seconds = max(LEAST_SECONDS, min(POST_SECONDS, left))
+        return await self._receiver.post(headers, body, seconds=seconds)
 
     def _tell(self, delivery: DeliveryReply, shown: str, outcome: PostOutcome, number: int) -> None:
         made = to_the_second(delivery.created_at)[11:]
@@ -140,82 +198,50 @@ class Listener:
         )
 
 
-class PostOutcome:
-    """What came of a request to the receiver: the status of its answer, None without one."""
-
-    def __init__(self, status: int | None, error: str = "") -> None:
-        self.status = status
-        self.taken = status is not None and 200 <= status < 300
-        self.words = error or str(status)
-
-
-class Receiver:
-    """A receiver of events. Raises ClientError for an address that is none."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            address = httpx.URL(url)
-        except httpx.InvalidURL:
-            address = httpx.URL("")
-        if address.scheme not in ("http", "https") or not address.host:
-            raise ClientError(f"not an http or https URL: {printable(url)}")
-        self._address = address
-        self._client = httpx.AsyncClient(
-            timeout=POST_SECONDS, verify=address.scheme == "https", trust_env=False
-        )
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
-    async def post(self, headers: dict[str, str], body: bytes) -> PostOutcome:
-        """Post an event without following redirects."""
-        usual = {"Content-Type": "application/json", "User-Agent": f"conveyor/{__version__}"}
-        try:
-            answer = await self._client.post(
-                self._address, content=body, headers={**usual, **headers}
-            )
-        except httpx.TimeoutException:
-            return PostOutcome(None, f"no answer for {POST_SECONDS:g} s")
-        except httpx.RequestError as error:
-            return PostOutcome(None, printable(str(error) or type(error).__name__))
-        return PostOutcome(answer.status_code)
-
-
 async def listen(
     target: ServerTarget, terminal: Terminal, url: str, *, job: str | None, since: str | None
-) -> int:
-    """Hand events on until interrupted. A server that is away for a while is waited for.
+) -> NoReturn:
+    """Hand events on until interrupted. A server that is away is waited for.
 
     Raises ClientError.
     """
-    receiver = Receiver(url)
-    async with target.connect(terminal) as api, aclosing(receiver):
-        job_id = None if job is None else await find_job(api, job)
-        listener = Listener(api, terminal, receiver, job_id=job_id)
-        terminal.farewell = "interrupted; what comes meanwhile is handed on later with --since"
+    async with target.connect(terminal) as api, aclosing(Receiver(url)) as receiver:
+        listener = Listener(target, api, terminal, receiver, job=job, since=since)
+        await _insist(listener.begin, terminal, target.pace)
         terminal.warn(f"listening to {printable(api.address)} for {printable(url)}; Ctrl-C ends it")
-        await listener.begin(since)
-        await _follow(listener, terminal, target.pace)
+        whole_at = target.pace.monotonic()
+        while True:
+            whole = target.pace.monotonic() >= whole_at
+            await _insist(partial(listener.look, whole=whole), terminal, target.pace)
+            if whole:
+                whole_at = target.pace.monotonic() + WHOLE_EVERY
+            await target.pace.sleep(PAGE_EVERY)
 
 
-async def _follow(listener: Listener, terminal: Terminal, pace: ClientClock) -> NoReturn:
-    whole_at, is_away = pace.monotonic() + WHOLE_EVERY, False
+async def _insist(
+    step: Callable[[], Awaitable[None]], terminal: Terminal, pace: ClientClock
+) -> None:
+    """Take a step anew until the server is there for it."""
+    is_told = False
     while True:
-        await pace.sleep(PAGE_EVERY)
-        whole = pace.monotonic() >= whole_at
         try:
-            await listener.look(whole=whole)
+            return await step()
         except (ServerUnreachable, ServerRefused) as error:
-            if isinstance(error, ServerRefused) and error.status not in TRANSIENT:
+            if isinstance(error, ServerRefused) and not _is_passing(error):
                 raise
-            if not is_away:
+            if not is_told:
                 terminal.warn(f"{error}; trying again")
-            is_away = True
-            continue
-        is_away = False
-        if whole:
-            whole_at = pace.monotonic() + WHOLE_EVERY
+            is_told = True
+        await pace.sleep(PAGE_EVERY)
+
+
+def _is_passing(refusal: ServerRefused) -> bool:
+    return refusal.status in TRANSIENT or refusal.status >= 500
+
+
+def _moment(delivery: DeliveryReply) -> str:
+    """Return the instant at which a delivery was last made or replayed."""
+    return max(delivery.created_at, delivery.replayed_at or "")
 
 
 def _instant(text: str) -> int:

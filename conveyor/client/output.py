@@ -75,6 +75,12 @@ def to_the_minute(text: str) -> str:
     return printable(text)[:16].replace("T", " ")
 
 
+def to_the_minute_or_second(text: str) -> str:
+    """Show an RFC 3339 time without its fraction and zone, and without seconds that are zero."""
+    shown = to_the_second(text)
+    return shown[:16] if shown[16:] == ":00" else shown
+
+
 def to_the_second(text: str) -> str:
     """Show an RFC 3339 time without its fraction and zone."""
     return printable(text)[:19].replace("T", " ")

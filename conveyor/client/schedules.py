@@ -11,7 +11,13 @@ import msgspec
 
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.jobs import find_job, newest_jobs
-from conveyor.client.output import clean_json, printable, shorten, to_the_minute
+from conveyor.client.output import (
+    clean_json,
+    printable,
+    shorten,
+    to_the_minute,
+    to_the_minute_or_second,
+)
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.progress import describe
 from conveyor.client.wire import CalendarReply, FireReply, JobReply, RunReply, ScheduleReply
@@ -22,7 +28,7 @@ SHOWN_FIRES = 10
 WIDTH = 80
 LEAST_NAME = 20
 """Columns of a name that a long rule leaves it."""
-HEADER = f"{'job':<26}  {'next fire':<16}  last run"
+HEADER = f"{'job':<26}  {'next fire':<19}  last run"
 NONE_YET = "no scheduled jobs yet: conveyor submit URL --every 6h"
 
 
@@ -55,7 +61,7 @@ def _lines(job: JobReply, schedule: ScheduleReply) -> list[str]:
     last = _last(job.latest_run, schedule)
     name = printable(job.name or job.external_id or "")
     rule = _rule(schedule)
-    first = f"{printable(job.job_id):<26}  {following:<16}  {last}".rstrip()
+    first = f"{printable(job.job_id):<26}  {following:<19}  {last}".rstrip()
     label = f"{shorten(name, max(WIDTH - len(rule) - 4, LEAST_NAME))}: " if name else ""
     return [first, shorten(f"  {label}{rule}", WIDTH)]
 
@@ -64,7 +70,9 @@ def _next(job: JobReply, schedule: ScheduleReply) -> str:
     if job.schedule_state == "paused":
         return "paused"
     following = job.next_scheduled_run
-    return "none" if following is None else _in_zone(following, _zone(schedule))
+    if following is None:
+        return "none"
+    return to_the_minute_or_second(_in_zone(following, _zone(schedule)))
 
 
 def _last(run: RunReply | None, schedule: ScheduleReply) -> str:
@@ -72,7 +80,8 @@ def _last(run: RunReply | None, schedule: ScheduleReply) -> str:
         return "none"
     if run.live:
         return describe(run)
-    return f"{describe(run)} {_in_zone(run.updated_at, _zone(schedule))}".rstrip()
+    ended = to_the_minute(_in_zone(run.updated_at, _zone(schedule)))
+    return f"{describe(run)} {ended}".rstrip()
 
 
 def _zone(schedule: ScheduleReply) -> str | None:
@@ -85,8 +94,8 @@ def _in_zone(instant: str, zone: str | None) -> str:
     try:
         milliseconds = round(datetime.fromisoformat(instant).timestamp() * 1_000)
     except ValueError:
-        return printable(instant)
-    return to_the_minute(local_time(milliseconds, known))
+        return instant
+    return local_time(milliseconds, known)
 
 
 def _rule(schedule: ScheduleReply) -> str:
@@ -96,7 +105,7 @@ def _rule(schedule: ScheduleReply) -> str:
         every, unit = schedule.rate.every, printable(schedule.rate.unit)
         rule = f"every {unit}" if every == 1 else f"every {every} {unit}s"
     elif schedule.at is not None:
-        rule = f"once at {to_the_minute(schedule.at)}"
+        rule = f"once at {to_the_minute_or_second(schedule.at)}"
     elif schedule.calendar is not None:
         rule = _calendar(schedule.calendar)
     else:
@@ -125,12 +134,12 @@ async def show_schedule(target: ServerTarget, terminal: Terminal, job_id: str) -
     state = printable(shown.schedule_state)
     terminal.say(f"job {printable(job_id)}: {_rule(shown.schedule)}, {state}{overlap}")
     if shown.waiting:
-        terminal.say(f"waiting  {to_the_minute(shown.waiting)}  for the live run to end")
+        terminal.say(f"waiting  {to_the_minute_or_second(shown.waiting)}  for the live run to end")
     if shown.note:
         terminal.say(f"note     {printable(shown.note)}")
     for fire in shown.fires:
         note = f"  {printable(fire.note)}" if fire.note else ""
-        terminal.say(f"next     {to_the_minute(fire.local_time)}{note}")
+        terminal.say(f"next     {to_the_minute_or_second(fire.local_time)}{note}")
     for row in past.fires:
         terminal.say(_fire_line(row))
     terminal.give({**msgspec.to_builtins(shown), "past_fires": past.fires})
@@ -138,9 +147,9 @@ async def show_schedule(target: ServerTarget, terminal: Terminal, job_id: str) -
 
 
 def _fire_line(fire: FireReply) -> str:
-    when = to_the_minute(fire.local_time)
+    when = to_the_minute_or_second(fire.local_time)
     if fire.count > 1:
-        when += f" to {to_the_minute(fire.last_local_time)}, {fire.count:,} times"
+        when += f" to {to_the_minute_or_second(fire.last_local_time)}, {fire.count:,} times"
     why = f", {printable(fire.reason)}" if fire.reason else ""
     run = f"  run {printable(fire.run_id)}" if fire.run_id else ""
     return f"{printable(fire.status):<8} {when}{why}{run}"

@@ -122,19 +122,23 @@ class _Unheard:
             )
 
 
-async def latest_run(api: Api, job_id: str) -> RunReply:
-    """Read the latest run of a job. Raises ClientError if there is none, or the job is deleted."""
-    return run_of(await api.job(job_id))
+async def latest_run(api: Api, job_id: str, *, server: str | None = None) -> RunReply:
+    """Read the latest run of a job. Raises ClientError as `run_of` does."""
+    return run_of(await api.job(job_id), server=server)
 
 
-def run_of(job: JobReply | SubmitReply) -> RunReply:
-    """Return the latest run of a job. Raises ClientError if there is none, or the job is
-    deleted."""
+def run_of(job: JobReply | SubmitReply, *, server: str | None = None) -> RunReply:
+    """Return the latest run of a job.
+
+    `server` is the option of the command being run. Raises ClientError if there is no run, or the
+    job is deleted.
+    """
     if isinstance(job, JobReply) and job.status == "deleted":
         raise ClientError(f"job {printable(job.job_id)} is deleted")
     if job.latest_run is None:
         waits = isinstance(job, JobReply) and job.schedule is not None
-        yet = f" yet; when it fires: {command('schedule', 'show', job.job_id)}" if waits else ""
+        show = command("schedule", "show", job.job_id, server=server)
+        yet = f" yet; when it fires: {show}" if waits else ""
         raise ClientError(f"job {printable(job.job_id)} has no run{yet}")
     return job.latest_run
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
 from conveyor.client.api import Api
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.errors import ClientError, ServerRefused
-from conveyor.client.jobs import find_job
+from conveyor.client.jobs import SEARCHED, Nouns, find_by_beginning, find_job
 from conveyor.client.output import clean_json, count, printable, to_the_second
 from conveyor.client.program import FAILED, SUCCEEDED
 from conveyor.client.wire import AttemptReply, DeliveryReply, WebhookReply, WebhookStatusReply
@@ -40,13 +42,44 @@ async def list_keys(target: ServerTarget, terminal: Terminal) -> int:
 
 async def rotate_key(target: ServerTarget, terminal: Terminal) -> int:
     """Make a key, and print its secret alone on standard output."""
+    if _goes_nowhere(sys.stdout):
+        raise ClientError("the secret is shown once, and standard output keeps nothing of it")
     async with target.connect(terminal) as api:
         key = await api.rotate_key()
+        try:
+            if not terminal.gives_json:
+                print(printable(key.secret), flush=True)
+            terminal.give(key)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            back = await _way_back(api, target, key.kid)
+            raise ClientError(
+                f"key {printable(key.kid)} is made, but its secret could not be written ({why}): "
+                f"{back}"
+            ) from None
     terminal.warn(f"key {printable(key.kid)}: keep its secret, it is shown this once")
-    if not terminal.gives_json:
-        print(printable(key.secret), flush=True)
-    terminal.give(key)
     return SUCCEEDED
+
+
+def _goes_nowhere(stream: TextIO) -> bool:
+    """Tell whether a stream is the null device, as a closed one is (see `program`)."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
+    except OSError:
+        return False
+
+
+async def _way_back(api: Api, target: ServerTarget, kid: str) -> str:
+    """Name the commands that put another key in the place of one whose secret is lost."""
+    cancel, rotate, finalize = (
+        target.command("keys", word) for word in ("cancel", "rotate", "finalize")
+    )
+    try:
+        active = (await api.signing_keys()).active
+    except ClientError:
+        active = None
+    is_first = active is not None and active.kid == kid
+    return f"{rotate}, then {finalize}" if is_first else f"{cancel}, then {rotate}"
 
 
 async def finalize_key(target: ServerTarget, terminal: Terminal) -> int:
@@ -61,9 +94,15 @@ async def finalize_key(target: ServerTarget, terminal: Terminal) -> int:
 async def cancel_rotation(target: ServerTarget, terminal: Terminal) -> int:
     """Remove the candidate."""
     async with target.connect(terminal) as api:
+        candidate = (await api.signing_keys()).candidate
         await api.cancel_rotation()
-    terminal.say("no rotation is under way")
-    terminal.give({"candidate": None})
+    removed = None if candidate is None else candidate.kid
+    terminal.say(
+        "no rotation was under way: nothing to cancel"
+        if removed is None
+        else f"key {printable(removed)} is gone; the rotation is cancelled"
+    )
+    terminal.give({"candidate": None, "removed_kid": removed})
     return SUCCEEDED
 
 
@@ -100,7 +139,7 @@ def _described(webhook: WebhookReply) -> str:
 
 def _health(status: WebhookStatusReply | None) -> list[str]:
     if status is None:
-        return ["no event yet"]
+        return ["no event yet; that of a run comes some seconds after its end"]
     last, at = printable(status.last_outcome or "under way"), status.last_attempt_at
     lines = [f"last attempt   {last}" + (f", {to_the_second(at)}" if at else "")]
     if status.failing_since:
@@ -213,9 +252,23 @@ def _about_delivery(delivery_id: str) -> Iterator[None]:
         raise ClientError(f"delivery {shown}: {refusal}") from None
 
 
+async def _find_delivery(api: Api, text: str) -> str:
+    """Return the id of the delivery that a text names: an id, in either case, or the beginning of
+    one. Raises ClientError as `find_job` does."""
+
+    async def ids() -> AsyncGenerator[str, None]:
+        wanted = LogFilter(limit=SEARCHED)
+        async with aclosing(newest_deliveries(api, None, wanted)) as deliveries:
+            async for delivery in deliveries:
+                yield delivery.delivery_id
+
+    return await find_by_beginning(text, ids, Nouns("delivery", "deliveries"))
+
+
 async def show_delivery(target: ServerTarget, terminal: Terminal, delivery_id: str) -> int:
     """Show each attempt of a delivery."""
     async with target.connect(terminal) as api:
+        delivery_id = await _find_delivery(api, delivery_id)
         with _about_delivery(delivery_id):
             delivery = await api.delivery(delivery_id)
     kind, status = printable(delivery.event_type), printable(delivery.status)
@@ -242,7 +295,7 @@ async def replay_deliveries(
 ) -> int:
     """Send events again, in order, until the server refuses one."""
     async with target.connect(terminal) as api:
-        for delivery_id in deliveries:
+        for delivery_id in [await _find_delivery(api, text) for text in deliveries]:
             with _about_delivery(delivery_id):
                 replayed = await api.replay_delivery(delivery_id)
             terminal.say(f"delivery {printable(delivery_id)}: {printable(replayed.status)}")
@@ -251,11 +304,11 @@ async def replay_deliveries(
 
 
 async def replay_window(target: ServerTarget, terminal: Terminal, window: Mapping[str, Any]) -> int:
-    """Send the events of a window of time again."""
+    """Queue the events of a window of time again."""
     async with target.connect(terminal) as api:
         key = target.pace.token(16).hex()
         done = await api.replay_deliveries(window, idempotency_key=key)
     more = "; there may be more: once again" if done.replayed >= MOST_REPLAYED else ""
-    terminal.say(f"{count(done.replayed, 'event')} sent again{more}")
+    terminal.say(f"{count(done.replayed, 'event')} queued again{more}")
     terminal.give(done)
     return SUCCEEDED

@@ -171,7 +171,7 @@ def _fires_of_rate(rate: Rate, *, after: int, anchor: int) -> Iterator[Fire]:
     passed = max(0, (after - anchor) // rate.interval)
     instant = anchor + (passed + 1) * rate.interval
     while instant < _END:
-        yield Fire(instant, datetime.fromtimestamp(instant / 1_000, UTC).isoformat())
+        yield Fire(instant, local_time(instant, None))
         instant += rate.interval
 
 

@@ -40,9 +40,8 @@ class _JobQuota(ABC):
             return
         async with self._locks.lock(caller_id):
             if await self._is_full(caller_id):
-                raise ConveyorError(
-                    ErrorCode.QUOTA_EXCEEDED, f"at most {self._limit} jobs may {self._counted}"
-                )
+                jobs = "1 job" if self._limit == 1 else f"{self._limit} jobs"
+                raise ConveyorError(ErrorCode.QUOTA_EXCEEDED, f"at most {jobs} may {self._counted}")
             yield
 
     @abstractmethod

@@ -63,6 +63,19 @@ def conveyor(server: ConveyorServer, *arguments: str, given: str = "") -> Ran:
     )
 
 
+def in_shell(server: ConveyorServer, redirection: str, *arguments: str) -> tuple[int, list[str]]:
+    """Run a command with a stream redirected; its exit code and what standard error got."""
+    ran = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *CLIENT, *arguments],
+        env=environment(server),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return ran.returncode, ran.stderr.splitlines()
+
+
 def dev(data_dir: Path, *flags: str) -> Ran:
     return Ran(
         subprocess.run(

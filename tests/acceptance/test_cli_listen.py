@@ -16,9 +16,10 @@ import pytest
 from zenrows.batch import verify_webhook_signature
 
 from conveyor.client.api import Api, connect
-from conveyor.client.commands import Printing, Terminal
+from conveyor.client.commands import Printing, ServerTarget, Terminal
+from conveyor.client.errors import ClientError
 from conveyor.client.listen import TRIES, Listener
-from conveyor.client.listen import Receiver as Local
+from conveyor.client.receiver import Receiver as Local
 from conveyor.clock import SystemClock
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import CLIENT, conveyor, environment
@@ -26,6 +27,7 @@ from tests.acceptance.support_receiver import Receiver
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 HOOK = "https://hooks.example.com/x"
+PAST = "1970-01-01T00:00:00.000Z"
 WHILE_OFF = 50
 
 
@@ -140,9 +142,16 @@ class HastyClock(SystemClock):
 
 
 @asynccontextmanager
-async def listener_of(api: Api, url: str, job_id: str | None = None) -> AsyncIterator[Listener]:
+async def listener_of(
+    api: Api, url: str, *, job: str | None = None, since: str | None = PAST
+) -> AsyncIterator[Listener]:
+    """A listener that has begun."""
+    target = ServerTarget(api.address, "local", api.pace)
     async with aclosing(Local(url)) as receiver:
-        yield Listener(api, Terminal(Printing.JSON), receiver, job_id=job_id)
+        terminal = Terminal(Printing.JSON)
+        listener = Listener(target, api, terminal, receiver, job=job, since=since)
+        await listener.begin()
+        yield listener
 
 
 async def test_a_receiver_that_takes_nothing_is_tried_a_few_times_and_then_left(
@@ -154,7 +163,6 @@ async def test_a_receiver_that_takes_nothing_is_tried_a_few_times_and_then_left(
         await logged(api, 1)
         with Receiver(500) as broken:
             async with listener_of(api, broken.url) as listener:
-                await listener.begin("1970-01-01T00:00:00.000Z")
                 await listener.look(whole=True)
 
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -171,8 +179,7 @@ async def test_without_since_only_what_comes_later_is_handed_on(server: Conveyor
         await submit(api, server, "before")
         [before] = await logged(api, 1)
         with Receiver(200) as receiver:
-            async with listener_of(api, receiver.url) as listener:
-                await listener.begin(None)
+            async with listener_of(api, receiver.url, since=None) as listener:
                 await listener.look(whole=True)
                 assert told(receiver) == []
 
@@ -194,8 +201,8 @@ async def test_events_of_other_jobs_are_passed_over(
         jobs = [await submit(api, server, name) for name in ("mine", "other")]
         await logged(api, 2)
         with Receiver(200) as receiver:
-            async with listener_of(api, receiver.url, jobs[0]) as listener:
-                await listener.begin("1970-01-01T00:00:00.000Z")
+            async with listener_of(api, receiver.url, job=jobs[0]) as listener:
+                await listener.look(whole=True)
 
     [(_, body)] = receiver.got
     assert json.loads(body)["job_id"] == jobs[0]
@@ -210,7 +217,7 @@ async def test_a_receiver_that_is_not_there_is_told(
         await submit(api, server, "page")
         [event] = await logged(api, 1)
         async with listener_of(api, url) as listener:
-            await listener.begin("1970-01-01T00:00:00.000Z")
+            await listener.look(whole=True)
 
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]
@@ -219,10 +226,27 @@ async def test_a_receiver_that_is_not_there_is_told(
     assert f"conveyor webhook replay {event}" in captured.err
 
 
-@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1/", "http://", "http://[::1"])
-def test_an_address_that_is_none_is_refused_in_one_line(server: ConveyorServer, url: str) -> None:
+@pytest.mark.parametrize("url", ["", "nope", "ftp://127.0.0.1/", "http://127.0.0.1:99999/"])
+def test_an_address_that_is_none_is_a_mistake_of_use(server: ConveyorServer, url: str) -> None:
     ran = conveyor(server, "listen", "--forward-to", url)
-    assert (ran.code, ran.out, len(ran.err)) == (1, [], 1)
+    assert (ran.code, ran.out, len(ran.err)) == (2, [], 1)
+    assert (url or "''") in ran.err[0]
+
+
+def test_a_job_that_is_not_there_is_told(server: ConveyorServer) -> None:
+    ran = conveyor(server, "listen", "--forward-to", "http://127.0.0.1/", "--job", "nojob")
+    assert (ran.code, ran.out, ran.err) == (1, [], ["conveyor: no such job: nojob"])
+
+
+async def test_a_job_that_is_deleted_meanwhile_ends_the_listening(server: ConveyorServer) -> None:
+    async with connect(server.base_url, server.api_key, HastyClock()) as api:
+        job = await submit(api, server, "page")
+        await logged(api, 1)
+        with Receiver(200) as receiver:
+            async with listener_of(api, receiver.url, job=job) as listener:
+                await api.delete_job(job)
+                with pytest.raises(ClientError, match=f"^job {job} was deleted: "):
+                    await listener.look(whole=False)
 
 
 def test_a_moment_that_is_none_is_a_mistake_of_use(server: ConveyorServer) -> None:

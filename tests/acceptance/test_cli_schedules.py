@@ -119,9 +119,21 @@ def test_a_regular_job_and_one_that_has_not_fired_are_told(server: ConveyorServe
         assert (ran.code, len(ran.err)) == (1, 1)
         assert ran.err[0].startswith(f"conveyor: job {regular}: a regular job has no schedule")
     job = scheduled(server, "--every", "6h")
-    watched = conveyor(server, "watch", job)
-    told = f"conveyor: job {job} has no run yet; when it fires: conveyor schedule show {job}"
-    assert (watched.code, watched.err) == (1, [told])
+    hints = {
+        ("watch",): f"when it fires: conveyor schedule show {job}",
+        ("results",): f"when it fires: conveyor schedule show {job}",
+        ("stop",): f"to pause its fires: conveyor schedule pause {job}",
+        ("pause",): f"to pause its fires: conveyor schedule pause {job}",
+        ("resume",): f"to resume its fires: conveyor schedule resume {job}",
+        ("rerun", "--failed"): f"for its first one: conveyor rerun {job}",
+    }
+    for (verb, *more), hint in hints.items():
+        named = ["--server", server.base_url]
+        ran = conveyor(server, verb, job, *more, *named)
+        told = f"conveyor: job {job} has no run yet; {hint} {' '.join(named)}"
+        assert (ran.code, ran.out, ran.err) == (1, [], [told])
+    unknown = conveyor(server, "results", "nojob")
+    assert (unknown.code, unknown.err) == (1, ["conveyor: no such job: nojob"])
 
 
 def test_a_scheduled_list_is_sent_at_once_and_checked_here(server: ConveyorServer) -> None:

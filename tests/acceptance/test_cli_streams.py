@@ -24,6 +24,7 @@ from tests.acceptance.support_cli import (
     dev,
     environment,
     free_port,
+    in_shell,
     lines_until,
     wait_for,
 )
@@ -36,19 +37,6 @@ pytestmark = pytest.mark.server
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConveyorServer]:
     with conveyor_server(tmp_path_factory.mktemp("data")) as booted:
         yield booted
-
-
-def in_shell(server: ConveyorServer, redirection: str, *arguments: str) -> tuple[int, list[str]]:
-    """Run a command with a stream redirected; its exit code and what standard error got."""
-    ran = subprocess.run(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", *CLIENT, *arguments],
-        env=environment(server),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return ran.returncode, ran.stderr.splitlines()
 
 
 def test_a_closed_stream_leads_nowhere(server: ConveyorServer) -> None:

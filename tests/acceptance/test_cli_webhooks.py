@@ -16,7 +16,7 @@ from zenrows.batch.models import WebhookEvent
 
 from conveyor.signatures import verify
 from conveyor.testing.server import ConveyorServer, conveyor_server
-from tests.acceptance.support_cli import CLIENT, Ran, conveyor
+from tests.acceptance.support_cli import CLIENT, Ran, conveyor, in_shell
 from tests.acceptance.support_receiver import PATIENCE, Receiver
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -47,7 +47,13 @@ def test_a_secret_is_alone_on_standard_output(server: ConveyorServer) -> None:
 def test_a_rotation_is_cancelled_and_finalized(server: ConveyorServer) -> None:
     for _ in range(2):
         conveyor(server, "keys", "rotate")
-    assert conveyor(server, "keys", "cancel").code == 0
+    candidate = json.loads(conveyor(server, "keys", "list", "--json").out[0])["candidate"]["kid"]
+    cancelled, again = conveyor(server, "keys", "cancel"), conveyor(server, "keys", "cancel")
+    assert (cancelled.code, again.code) == (0, 0)
+    assert cancelled.out == [f"key {candidate} is gone; the rotation is cancelled"]
+    assert again.out == ["no rotation was under way: nothing to cancel"]
+    last = conveyor(server, "keys", "cancel", "--json")
+    assert json.loads(last.out[0]) == {"candidate": None, "removed_kid": None}
     nothing = conveyor(server, "keys", "finalize")
     assert (nothing.code, len(nothing.err)) == (1, 1)
 
@@ -57,6 +63,31 @@ def test_a_rotation_is_cancelled_and_finalized(server: ConveyorServer) -> None:
     assert finalized["active_kid"] == made["kid"]
     keys = json.loads(conveyor(server, "keys", "list", "--json").out[0])
     assert (keys["active"]["kid"], keys["candidate"]) == (made["kid"], None)
+
+
+@pytest.mark.parametrize("words", ["", "--json"])
+def test_a_secret_that_cannot_be_written_is_told_with_the_way_back(
+    server: ConveyorServer, words: str
+) -> None:
+    def rotate(redirection: str) -> tuple[int, list[str]]:
+        return in_shell(server, redirection, "keys", "rotate", *words.split())
+
+    why = "the secret is shown once, and standard output keeps nothing of it"
+    for nowhere in (">&-", ">/dev/null"):
+        assert rotate(nowhere) == (1, [f"conveyor: {why}"])
+    assert conveyor(server, "keys", "list").out == []
+
+    told = []
+    for _ in range(2):
+        code, lines = rotate(">/dev/full")
+        assert (code, len(lines)) == (1, 1)
+        told += lines
+    kids = [line.split()[1] for line in conveyor(server, "keys", "list").out]
+    lost = "is made, but its secret could not be written (No space left on device)"
+    assert told == [
+        f"conveyor: key {kids[0]} {lost}: conveyor keys rotate, then conveyor keys finalize",
+        f"conveyor: key {kids[1]} {lost}: conveyor keys cancel, then conveyor keys rotate",
+    ]
 
 
 def test_a_receiver_is_tested(server: ConveyorServer) -> None:
@@ -101,6 +132,7 @@ def ended(server: ConveyorServer, count: int) -> list[dict[str, Any]]:
 def test_a_webhook_is_set_shown_and_removed(server: ConveyorServer) -> None:
     job = page_job(server)
     none = conveyor(server, "webhook", "show", job)
+    before = conveyor(server, "webhook", "log", "01M8MEDFTG")
     unsigned = conveyor(server, "webhook", "set", job, HOOK, "--sign")
     conveyor(server, "keys", "rotate")
     words = ["--sign", "--event", "run.stopped", "--event", "run.completed"]
@@ -109,6 +141,7 @@ def test_a_webhook_is_set_shown_and_removed(server: ConveyorServer) -> None:
     shown = conveyor(server, "webhook", "show", job)
     removed = conveyor(server, "webhook", "rm", job)
 
+    assert (before.code, before.err) == (1, ["conveyor: no such delivery: 01M8MEDFTG"])
     assert (none.code, none.out, none.err) == (0, [], [f"job {job} has no webhook"])
     assert (unsigned.code, unsigned.out, len(unsigned.err)) == (1, [], 1)
     assert "make a signing key first" in unsigned.err[0]
@@ -134,9 +167,11 @@ def test_the_log_shows_each_attempt_and_an_event_is_sent_again(server: ConveyorS
     listed = conveyor(server, "webhook", "log", "--job", job, "--since", "1h")
     detail = conveyor(server, "webhook", "log", event)
     health = conveyor(server, "webhook", "show", job)
+    for short in (event.lower(), event[:-3], event[:12].lower()):
+        assert conveyor(server, "webhook", "log", short).out == detail.out
     with Receiver(200) as second:
         conveyor(server, "webhook", "set", job, second.url)
-        replayed = conveyor(server, "webhook", "replay", event)
+        replayed = conveyor(server, "webhook", "replay", event[:-1].lower())
         second.gets(1)
 
     assert listed.out[1].split()[:2] == [event, delivery["created_at"][:10]]
@@ -160,8 +195,8 @@ def test_a_window_of_events_is_sent_again(server: ConveyorServer) -> None:
     early = ["--until", "2h", "--status", "delivered"]
     before = conveyor(server, "webhook", "replay", "--since", "3h", *early, "--json")
 
-    assert (none.code, none.out) == (0, ["0 events sent again"])
-    assert (both.code, both.out) == (0, ["2 events sent again"])
+    assert (none.code, none.out) == (0, ["0 events queued again"])
+    assert (both.code, both.out) == (0, ["2 events queued again"])
     assert json.loads(before.out[0]) == {"replayed": 0}
 
 

@@ -61,6 +61,8 @@ def test_a_server_may_be_named_in_several_ways(server: str, address: str) -> Non
         "http://127.0.0.1:99999/",
         "h:65536",
         "h:0",
+        "http://a..b/",
+        f"{'a' * 70}:1",
     ],
 )
 def test_what_is_no_address_is_refused(server: str) -> None:

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from conveyor.client.errors import ClientError
-from conveyor.client.jobs import SEARCHED_JOBS, find_job, find_jobs
+from conveyor.client.jobs import SEARCHED, find_job, find_jobs
 from conveyor.client.progress import LineView
 from conveyor.client.watch import PATIENCE, follow, summary
 from conveyor.client.wire import RunReply, StatsReply
@@ -35,7 +35,13 @@ async def test_a_whole_id_costs_no_request() -> None:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("last", IDS[0]), ("01M7", IDS[3]), ("01m8m0", IDS[2]), (IDS[1][:-1], IDS[1])],
+    [
+        ("last", IDS[0]),
+        (IDS[1].lower(), IDS[1]),
+        ("01M7", IDS[3]),
+        ("01m8m0", IDS[2]),
+        (IDS[1][:-1], IDS[1]),
+    ],
 )
 async def test_an_abbreviation_finds_the_one_that_it_names(text: str, found: str) -> None:
     async with asked(listing(IDS)) as (api, _server, _pace):
@@ -65,7 +71,7 @@ async def test_the_search_is_bounded() -> None:
     async with asked(listing(page, "more")) as (api, server, _pace):
         with pytest.raises(ClientError, match="none of the newest 1,000 jobs begins with 01M8M"):
             await find_job(api, "01M8M")
-    assert len(server.told) == SEARCHED_JOBS // 100
+    assert len(server.told) == SEARCHED // 100
 
 
 STOPPED = RunReply(

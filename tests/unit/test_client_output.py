@@ -17,6 +17,7 @@ from conveyor.client.output import (
     mask_credentials,
     printable,
     shorten,
+    to_the_minute_or_second,
 )
 
 
@@ -50,6 +51,19 @@ def test_json_means_the_same_once_cleaned(document: dict[str, str]) -> None:
 )
 def test_credentials_are_masked_and_the_rest_is_kept(text: str, shown: str) -> None:
     assert mask_credentials(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("2026-01-01T09:00:00+02:00", "2026-01-01 09:00"),
+        ("2026-01-01T09:00:00.000Z", "2026-01-01 09:00"),
+        ("2026-01-01T09:00", "2026-01-01 09:00"),
+        ("2026-01-01T21:04:27+00:00", "2026-01-01 21:04:27"),
+    ],
+)
+def test_seconds_are_shown_where_they_are_not_zero(text: str, shown: str) -> None:
+    assert to_the_minute_or_second(text) == shown
 
 
 def test_a_control_does_not_hide_credentials() -> None:

@@ -282,6 +282,7 @@ async def test_scheduled_jobs_are_limited_where_that_is_set(tmp_path: Path) -> N
         allowed = await api.client.post("/v1/jobs", json=document)
 
         problem_of(refused, status=429, code="quota_exceeded")
+        assert refused.json()["detail"] == "at most 2 jobs may have a schedule"
         assert (foreign.status_code, allowed.status_code) == (201, 201)
         assert files == 3
 
@@ -302,4 +303,5 @@ async def test_a_scheduled_job_is_active_only_while_a_run_of_it_lives(tmp_path: 
 
         assert (idle.status_code, ended.status_code) == (201, 201)
         problem_of(live, status=429, code="quota_exceeded")
+        assert live.json()["detail"] == "at most 1 job may be unfinished"
         assert (await shown(api, another))["type"] == "scheduled"

@@ -244,6 +244,14 @@ def test_a_rate_counts_from_its_anchor_without_drift() -> None:
     assert instants(anchor + 400 * DAY)[0] == anchor + 400 * DAY + 90 * MINUTE
 
 
+def test_a_fire_of_a_rate_is_named_to_the_second() -> None:
+    schedule = Schedule(rate=Rate(90, "minute"))
+    fire = next_fire(schedule, after=0, anchor=milliseconds("2026-03-28T23:59:59.123"))
+    assert fire is not None
+    assert fire.nominal == local_time(fire.instant, None)
+    assert fire.nominal.endswith(":59+00:00")
+
+
 def test_a_single_time_fires_once() -> None:
     schedule = Schedule(at="2026-03-29T02:30", timezone="Europe/Berlin")
     instant = milliseconds("2026-03-29T01:30")
