@@ -86,8 +86,9 @@ class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
     delivery is pending; `leased_until` is when the lease of the worker that makes an attempt
     lapses, 0 if there is none. `ladder` counts the replays from 1; `first_at`, `failures` and
     `is_last` are of the present ladder: its first attempt, its failed ones, and whether the next
-    failure ends it. `attempts` holds the newest MOST_ATTEMPTS_KEPT of `attempt_count`. `version`
-    grows with each change. Instants are in milliseconds since the epoch.
+    failure ends it. `webhook_number` is that of the job's webhook which it is for: it goes to no
+    later one, unless it is replayed. `attempts` holds the newest MOST_ATTEMPTS_KEPT of
+    `attempt_count`. `version` grows with each change. Instants are in milliseconds since the epoch.
     """
 
     delivery_id: str
@@ -105,6 +106,7 @@ class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
     first_at: int = 0
     failures: int = 0
     is_last: bool = False
+    webhook_number: int = 0
     attempt_count: int = 0
     attempts: tuple[DeliveryAttempt, ...] = ()
     updated_at: int = 0
@@ -217,9 +219,13 @@ def put_off(delivery: EventDelivery, *, due_at: int, now: int) -> EventDelivery:
     return _changed(delivery, now=now, due_at=due_at)
 
 
-def replayed(delivery: EventDelivery, *, now: int) -> EventDelivery:
-    """Begin a new ladder, whatever became of the one before. An attempt that is under way keeps
-    its lease, and ends as itself."""
+def replayed(
+    delivery: EventDelivery, *, now: int, webhook_number: int | None = None
+) -> EventDelivery:
+    """Begin a new ladder, whatever became of the one before, for the job's webhook of that number,
+    by default the same as before. An attempt that is under way keeps its lease, and ends as
+    itself."""
+    number = delivery.webhook_number if webhook_number is None else webhook_number
     return _changed(
         delivery,
         now=now,
@@ -230,6 +236,7 @@ def replayed(delivery: EventDelivery, *, now: int) -> EventDelivery:
         first_at=0,
         failures=0,
         is_last=False,
+        webhook_number=number,
     )
 
 

@@ -143,8 +143,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A reusable template and its configuration.
 
     `caller` is the keyed hash of the API key, `sealed_key` the encrypted key itself. A scheduled
-    job has a `scheduling`, and no run before its first fire. `version` counts writes, for
-    optimistic locking.
+    job has a `scheduling`, and no run before its first fire. `webhook_number` grows whenever a
+    webhook is set where there is none: a run that ended before waits for another one. `version`
+    counts writes, for optimistic locking.
     """
 
     job_id: str
@@ -169,7 +170,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     callback: Callback | None = None
     webhook: Webhook | None = None
     scheduling: Scheduling | None = None
+    webhook_number: int = 0
     version: int = 1
+
+    def number_of(self, webhook: Webhook | None) -> int:
+        """Return the number that a webhook has once it replaces the present one."""
+        is_another = self.webhook is None and webhook is not None
+        return self.webhook_number + is_another
 
     @property
     def goes_with_its_runs(self) -> bool:

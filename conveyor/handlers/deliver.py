@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
 
+from conveyor.aio.concurrency import for_each
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import (
@@ -24,6 +26,13 @@ from conveyor.domain.deliveries import (
     interrupted,
     put_off,
 )
+from conveyor.domain.delivery_places import (
+    MOST_OF_A_CALLER,
+    DeliveryLine,
+    Place,
+    Places,
+    WaitingDelivery,
+)
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.domain.urls import host_of
 from conveyor.domain.webhooks import Webhook
@@ -36,19 +45,11 @@ from conveyor.records.signed_events import KEY_UNREADABLE, EventSigner, cut_sign
 
 PAGE = 100
 """Deliveries read at a time; a look goes on while there are as many."""
-MOST_AT_A_TIME = 20
-"""Attempts of a worker under way."""
-MOST_OF_A_CALLER = 4
-"""Attempts under way of one caller to one host."""
-MOST_TO_A_HOST = 8
-"""Attempts under way to one host."""
-FAILING_AFTER = 20
-"""Failures in a row of one caller at one URL after which one attempt at a time goes there."""
-MOST_REMEMBERED = 10_000
-"""URLs whose failures are counted; those that failed longest ago are forgotten first."""
-MOST_WAITING = 100
-"""Deliveries to one host that follow as soon as an attempt to it has ended. Others are found by a
-later look."""
+SIDE_BY_SIDE = 20
+"""Jobs read, and deliveries put off, at a time."""
+LONGEST_LOOK = 30.0
+"""Seconds after which a look leaves the rest to the next one. Its deliveries are due by its
+begin: one that it puts off is not met again in it. With LEASE it is less than the longest lease."""
 LEASE = 60.0
 """Seconds that a delivery stays with a worker that may have died."""
 PUT_OFF = 5.0
@@ -57,65 +58,6 @@ number of those that wait for the host, up to LONGEST_PUT_OFF."""
 LONGEST_PUT_OFF = 120.0
 
 _log = logging.getLogger("conveyor.handlers")
-
-
-class Place(NamedTuple):
-    """What an attempt takes up: a caller's connection to a host, for a URL."""
-
-    caller: str
-    host: str
-    url: str
-
-
-class Places:
-    """The attempts under way in one worker, and the URLs that keep failing."""
-
-    def __init__(self) -> None:
-        self._taken: Counter[tuple[str, ...]] = Counter()
-        self._failures: OrderedDict[tuple[str, str], int] = OrderedDict()
-
-    def take(self, place: Place) -> bool:
-        """Take a place; return False if it is full."""
-        if not self.is_free(place):
-            return False
-        self._taken.update(_shares(place))
-        return True
-
-    def is_free(self, place: Place) -> bool:
-        """Return whether one more attempt may go there."""
-        host, caller, url = _shares(place)
-        is_failing = self._failures.get((place.caller, place.url), 0) >= FAILING_AFTER
-        return (
-            self._taken[host] < MOST_TO_A_HOST
-            and self._taken[caller] < MOST_OF_A_CALLER
-            and not (is_failing and self._taken[url])
-        )
-
-    def is_busy(self, host: str) -> bool:
-        """Return whether an attempt to a host is under way."""
-        return self._taken[host,] > 0
-
-    def give_back(self, place: Place) -> None:
-        """Give a place back."""
-        self._taken.subtract(_shares(place))
-        for share in _shares(place):
-            if not self._taken[share]:
-                del self._taken[share]
-
-    def note(self, place: Place, *, delivered: bool) -> None:
-        """Note the outcome of an attempt."""
-        url = (place.caller, place.url)
-        failures = self._failures.pop(url, 0) + 1
-        if not delivered:
-            self._failures[url] = failures
-        if len(self._failures) > MOST_REMEMBERED:
-            self._failures.popitem(last=False)
-
-
-def _shares(place: Place) -> tuple[tuple[str, ...], ...]:
-    """Return what is counted: attempts to the host, of the caller to it, and to the URL."""
-    caller, host, url = place
-    return (host,), (caller, host), (caller, host, url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +69,36 @@ class _Sending:
     webhook: Webhook
 
 
-class _Waiting(NamedTuple):
-    """A delivery that was put off: the place that it had none of, and its version since."""
+class _Left(NamedTuple):
+    """A delivery that is put off or dropped, as it is and as it will be. `place` is the one that it
+    waits for, if it waits for one."""
 
-    place: Place
-    version: int
+    before: EventDelivery
+    after: EventDelivery
+    place: Place | None = None
+
+
+class _Receiver(NamedTuple):
+    """The webhook of a job, and its number."""
+
+    webhook: Webhook
+    number: int
+
+
+class _Unreadable:
+    """Stands for the webhook of a job that could not be read."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """What one look has met: deliveries, the webhooks of their jobs, of which those in `fresh` were
+    read for the present page, and how many were put off of a caller to a host."""
+
+    began: int
+    met: set[tuple[str, str]] = field(default_factory=set)
+    receivers: dict[str, _Receiver | _Unreadable | None] = field(default_factory=dict)
+    fresh: set[str] = field(default_factory=set)
+    put_off: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +125,8 @@ class Deliverer:
         self._clock = clock
         self._observer = observer
         self._places = Places()
-        self._slots = anyio.Semaphore(MOST_AT_A_TIME)
-        self._waiting: dict[str, dict[str, _Waiting]] = {}
+        self._line = DeliveryLine()
+        self._under_way: set[tuple[str, str]] = set()
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -168,111 +135,159 @@ class Deliverer:
 
     async def look(self, group: TaskGroup) -> None:
         """Start an attempt, in the group, of every due delivery that has a place, and put the
-        others off. Wait only while MOST_AT_A_TIME attempts are under way."""
-        # Where no attempt is under way, none will end that another could follow.
-        for host in [host for host in self._waiting if not self._places.is_busy(host)]:
-            del self._waiting[host]
-        before: list[EventDelivery] | None = None
-        while not self._is_stopping:
-            now = self._clock.now()
-            due = await self._ports.deliveries.due_deliveries(now=now, limit=PAGE)
-            if before is None:
-                self.oldest = max(0.0, (now - due[0].due_at) / 1_000) if due else 0.0
-            for delivery in due:
-                if not self._is_stopping:
-                    await self._start(group, delivery)
-            if len(due) < PAGE or due == before:
+        others off. Wait for no attempt."""
+        if self._places.is_idle():
+            # No attempt will end that another could follow.
+            self._line.clear()
+        look, is_first = _Look(self._clock.now()), True
+        while not self._is_stopping and self._clock.now() - look.began <= LONGEST_LOOK * 1_000:
+            due = await self._ports.deliveries.due_deliveries(now=look.began, limit=PAGE)
+            if is_first:
+                self.oldest = max(0.0, (look.began - due[0].due_at) / 1_000) if due else 0.0
+            known = look.met | self._under_way
+            fresh = [one for one in due if _key(one) not in known]
+            look.met.update(map(_key, fresh))
+            await self._page(group, look, fresh)
+            if len(due) < PAGE or not fresh:
                 return
-            before = due
+            is_first = False
 
-    async def _start(self, group: TaskGroup, delivery: EventDelivery) -> None:
-        await self._slots.acquire()
-        sending = None
-        try:
-            sending = await self._alone(delivery)
-        finally:
-            if sending is None:
-                self._slots.release()
-        if sending is not None:
-            group.start_soon(self._send_on, sending)
+    async def _page(self, group: TaskGroup, look: _Look, due: Sequence[EventDelivery]) -> None:
+        """Start the attempts of a page, put off those without a place, and drop those that are no
+        longer owed."""
+        look.fresh.clear()
+        unread = {one.job_id for one in due if one.job_id not in look.receivers}
+        await for_each(partial(self._read, look), sorted(unread), limit=SIDE_BY_SIDE)
+        left: list[_Left] = []
+        for delivery in due:
+            if self._is_stopping:
+                break
+            left += await self._place(group, look, delivery)
+        await for_each(self._leave, left, limit=SIDE_BY_SIDE)
+        for _, after, place in left:
+            if place is not None:
+                self._line.join(WaitingDelivery(after.delivery_id, place, after.version))
+        self._start_waiting(group)
 
-    async def _alone(self, delivery: EventDelivery) -> _Sending | None:
-        return await log_and_continue(
+    async def _read(self, look: _Look, job_id: str) -> None:
+        """Read the webhook of a job."""
+        look.receivers[job_id] = _Unreadable()
+        look.fresh.add(job_id)
+        failed = f"reading the job {job_id} failed"
+        await log_and_continue(_log, failed, partial(self._note_receiver, look, job_id))
+
+    async def _note_receiver(self, look: _Look, job_id: str) -> None:
+        look.receivers[job_id] = await self._receiver(job_id)
+
+    async def _receiver(self, job_id: str) -> _Receiver | None:
+        """Return the webhook of a job; None if there is none, or no such job."""
+        job = await self._ports.jobs.find_job(job_id)
+        if job is None or job.status is JobStatus.DELETED or job.webhook is None:
+            return None
+        return _Receiver(job.webhook, job.webhook_number)
+
+    async def _place(self, group: TaskGroup, look: _Look, delivery: EventDelivery) -> list[_Left]:
+        """Start the attempt of a delivery if it has a place; else return what becomes of it."""
+        receiver = look.receivers[delivery.job_id]
+        if delivery.job_id not in look.fresh and not self._is_full(delivery, receiver):
+            # What is sent or dropped goes by the webhook as it stands, not as it was before.
+            await self._read(look, delivery.job_id)
+            receiver = look.receivers[delivery.job_id]
+        if isinstance(receiver, _Unreadable):
+            # Later, so that it stands in the way of no other.
+            return [_Left(delivery, self._put_off(delivery, waiting=0))]
+        webhook = _webhook_for(delivery, receiver)
+        if webhook is None:
+            return [_Left(delivery, dropped(delivery, now=self._clock.now()))]
+        place = _place_of(delivery, webhook)
+        if self._places.take(place):
+            self._line.leave(place, delivery.delivery_id)
+            group.start_soon(self._send_on, group, _Sending(delivery, place, webhook))
+            return []
+        line = (place.caller, place.host)
+        waiting = max(self._line.length(place), look.put_off[line])
+        look.put_off[line] += 1
+        return [_Left(delivery, self._put_off(delivery, waiting=waiting), place)]
+
+    def _is_full(self, delivery: EventDelivery, receiver: _Receiver | _Unreadable | None) -> bool:
+        """Return whether a delivery can but wait."""
+        if isinstance(receiver, _Unreadable):
+            return True
+        webhook = _webhook_for(delivery, receiver)
+        return webhook is not None and not self._places.is_free(_place_of(delivery, webhook))
+
+    def _put_off(self, delivery: EventDelivery, *, waiting: int) -> EventDelivery:
+        """Make a delivery due later, the more of them wait."""
+        now = self._clock.now()
+        delay = min(PUT_OFF * (1 + waiting / MOST_OF_A_CALLER), LONGEST_PUT_OFF)
+        due_at = now + round(delay * (0.5 + self._clock.random()) * 1_000)
+        return put_off(delivery, due_at=due_at, now=now)
+
+    async def _leave(self, left: _Left) -> None:
+        """Write what becomes of a delivery without an attempt."""
+        await log_and_continue(
             _log,
-            f"looking at the delivery {delivery.delivery_id} failed",
-            lambda: self._place(delivery),
+            f"changing the delivery {left.before.delivery_id} failed",
+            partial(self._ports.deliveries.change_delivery, left.before, left.after),
         )
 
-    async def _place(self, delivery: EventDelivery) -> _Sending | None:
-        """Give a delivery a place; or drop it if it is no longer owed, or put it off."""
-        job = await self._ports.jobs.find_job(delivery.job_id)
-        if job is None or job.status is JobStatus.DELETED or job.webhook is None:
-            await self._drop(delivery)
+    def _start_waiting(self, group: TaskGroup) -> None:
+        """Start the attempts of those that wait, each in its turn, while there are places."""
+        while not self._is_stopping:
+            waiting = self._line.take_next(self._places)
+            if waiting is None:
+                return
+            group.start_soon(self._follow, group, waiting)
+
+    async def _follow(self, group: TaskGroup, waiting: WaitingDelivery) -> None:
+        """Make the attempt of a delivery that has waited for its place."""
+        owed = None
+        try:
+            owed = await log_and_continue(
+                _log,
+                f"looking at the delivery {waiting.delivery_id} failed",
+                partial(self._still_owed, waiting),
+            )
+        finally:
+            self._places.give_back(waiting.place)
+        if owed is not None and not self._is_stopping:
+            delivery, webhook = owed
+            # The place that it has just had, unless the webhook has another URL by now.
+            place = _place_of(delivery, webhook)
+            if self._places.take(place):
+                await self._send_on(group, _Sending(delivery, place, webhook))
+                return
+            self._line.join(waiting._replace(place=place))
+        self._start_waiting(group)
+
+    async def _still_owed(self, waiting: WaitingDelivery) -> tuple[EventDelivery, Webhook] | None:
+        """Read a delivery and its webhook; return None if somebody has changed it meanwhile, or it
+        is no longer owed."""
+        log = self._ports.deliveries
+        found = await log.get_delivery(waiting.place.caller, waiting.delivery_id)
+        if found is None or found.version != waiting.version:
             return None
-        url = job.webhook.url
-        place = Place(delivery.caller, host_of(url), url)
-        if self._is_stopping:
+        webhook = _webhook_for(found, await self._receiver(found.job_id))
+        if webhook is None:
+            await self._drop(found)
             return None
-        if self._places.take(place):
-            self._waiting.get(place.host, {}).pop(delivery.delivery_id, None)
-            return _Sending(delivery, place, job.webhook)
-        await self._put_off(delivery, place)
-        return None
+        return found, webhook
+
+    async def _send_on(self, group: TaskGroup, sending: _Sending) -> None:
+        """Make an attempt, and give its place to those that wait for one."""
+        key = _key(sending.delivery)
+        self._under_way.add(key)
+        failed = f"the delivery {sending.delivery.delivery_id} failed"
+        try:
+            await log_and_continue(_log, failed, partial(self._attempt, sending))
+        finally:
+            self._under_way.discard(key)
+            self._places.give_back(sending.place)
+        self._start_waiting(group)
 
     async def _drop(self, delivery: EventDelivery) -> None:
         after = dropped(delivery, now=self._clock.now())
         await self._ports.deliveries.change_delivery(delivery, after)
-
-    async def _put_off(self, delivery: EventDelivery, place: Place) -> None:
-        waiting = self._waiting.setdefault(place.host, {})
-        now = self._clock.now()
-        delay = min(PUT_OFF * (1 + len(waiting) / MOST_OF_A_CALLER), LONGEST_PUT_OFF)
-        due_at = now + round(delay * (0.5 + self._clock.random()) * 1_000)
-        after = put_off(delivery, due_at=due_at, now=now)
-        is_changed = await self._ports.deliveries.change_delivery(delivery, after)
-        if is_changed and len(waiting) < MOST_WAITING:
-            waiting[delivery.delivery_id] = _Waiting(place, after.version)
-
-    async def _send_on(self, sending: _Sending | None) -> None:
-        """Make an attempt, and then those that wait for a place at its host."""
-        try:
-            while sending is not None:
-                host = sending.place.host
-                await self._send(sending)
-                sending = await self._next(host)
-        finally:
-            self._slots.release()
-
-    async def _send(self, sending: _Sending) -> None:
-        failed = f"the delivery {sending.delivery.delivery_id} failed"
-        try:
-            await log_and_continue(_log, failed, lambda: self._attempt(sending))
-        finally:
-            self._places.give_back(sending.place)
-
-    async def _next(self, host: str) -> _Sending | None:
-        """Return the first delivery that waits for the host and has a place now; forget those that
-        somebody has changed meanwhile."""
-        waiting = self._waiting.get(host, {})
-        for delivery_id, known in list(waiting.items()):
-            if self._is_stopping:
-                return None
-            if not self._places.is_free(known.place) or waiting.pop(delivery_id, None) is None:
-                continue
-            sending = await log_and_continue(
-                _log,
-                f"looking at the delivery {delivery_id} failed",
-                partial(self._again, delivery_id, known),
-            )
-            if sending is not None:
-                return sending
-        return None
-
-    async def _again(self, delivery_id: str, known: _Waiting) -> _Sending | None:
-        found = await self._ports.deliveries.get_delivery(known.place.caller, delivery_id)
-        if found is None or found.version != known.version:
-            return None
-        return await self._place(found)
 
     async def _attempt(self, sending: _Sending) -> None:
         ports, delivery, webhook = self._ports, sending.delivery, sending.webhook
@@ -285,6 +300,7 @@ class Deliverer:
         begun = begin_attempt(delivery, now=now, lapses_at=now + round(LEASE * 1_000))
         if not await ports.deliveries.change_delivery(delivery, begun):
             return
+        began = self._clock.monotonic()
         try:
             result = problem or await self._post(webhook.url, headers, delivery.body)
         except anyio.get_cancelled_exc_class():
@@ -293,7 +309,8 @@ class Deliverer:
                 await ports.deliveries.change_delivery(begun, after)
             raise
         with anyio.CancelScope(shield=True):
-            self._places.note(sending.place, delivered=not result.error)
+            seconds = self._clock.monotonic() - began
+            self._places.note(sending.place, delivered=not result.error, seconds=seconds)
             await self._end(begun, result)
 
     async def _headers(
@@ -339,6 +356,22 @@ class Deliverer:
                 _tell(after, result)
                 return
             current = await self._ports.deliveries.get_delivery(begun.caller, begun.delivery_id)
+
+
+def _key(delivery: EventDelivery) -> tuple[str, str]:
+    return delivery.caller, delivery.delivery_id
+
+
+def _webhook_for(delivery: EventDelivery, receiver: _Receiver | None) -> Webhook | None:
+    """Return the webhook that a delivery is for; None if it is gone, though another one may have
+    been set since."""
+    if receiver is None or receiver.number != delivery.webhook_number:
+        return None
+    return receiver.webhook
+
+
+def _place_of(delivery: EventDelivery, webhook: Webhook) -> Place:
+    return Place(delivery.caller, host_of(webhook.url), webhook.url)
 
 
 def _tell(delivery: EventDelivery, result: AttemptResult) -> None:

@@ -55,7 +55,7 @@ class EventSettler:
         ended_as = entry.ended_as or run.status
         kind = event_type(ended_as)
         job = await self._jobs.find_job(entry.job_id)
-        if job is None or not _wants(job, kind):
+        if job is None or not _wants(job, kind, entry):
             return
         ended_at = entry.ended_at or run.updated_at
         delivery_id = event_id(run.run_id, kind, ended_at=ended_at)
@@ -68,6 +68,7 @@ class EventSettler:
                 job_id=job.job_id,
                 run_id=run.run_id,
                 event_type=kind,
+                webhook_number=entry.webhook_number,
                 body=build_webhook_event(
                     run,
                     ended_as,
@@ -83,8 +84,9 @@ class EventSettler:
         )
 
 
-def _wants(job: Job, kind: str) -> bool:
-    """Return whether a job's events of a type are to be sent."""
+def _wants(job: Job, kind: str, entry: OutboxEntry) -> bool:
+    """Return whether a job's event of a type is to be sent: not to a webhook that was set after the
+    one which the run ended under was removed."""
     if job.status is JobStatus.DELETED or job.webhook is None:
         return False
-    return kind in job.webhook.events
+    return kind in job.webhook.events and entry.webhook_number == job.webhook_number

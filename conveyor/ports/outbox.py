@@ -76,7 +76,8 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     `ended_at` the instant of that end; None and 0 while the run goes on, or if they were not noted.
     `ending` is the payload, None until it is fixed at `decided_at` and the same at every attempt
     from then on; `attempts` counts its failed deliveries. `lease` is the instant at which the lease
-    lapses. Instants are in milliseconds since the epoch.
+    lapses. `webhook_number` is that of the job's webhook which waits for the end: the event is owed
+    to no later one. Instants are in milliseconds since the epoch.
     """
 
     job_id: str
@@ -90,6 +91,7 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     ending: RunFinished | None = None
     decided_at: int = 0
     attempts: int = 0
+    webhook_number: int = 0
 
     @property
     def key(self) -> EntryKey:

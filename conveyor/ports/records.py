@@ -188,7 +188,9 @@ class JobWriter(Protocol):
         """Set or remove the webhook of a job, and return the job after it.
 
         If its latest run is live and has no entry in the outbox for a webhook, write one with it,
-        due at once: a run that ended before owes nothing. Idempotent. Raises
+        due at once: a run that ended before owes nothing. A webhook that is set where there is none
+        has the next number, which the entry of a live run gets as well; that of a run which ended
+        before keeps its own. Idempotent. Raises
         ConveyorError(not_found), also for a deleted job.
         """
         ...

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from typing import Any
 
 import msgspec
 from ulid import ULID
 
+from conveyor.aio.concurrency import for_each
 from conveyor.domain import strict_json
 from conveyor.domain.api_keys import UnsealError
-from conveyor.domain.deliveries import TEST_EVENT, DeliveryStatus, EventDelivery, replayed
+from conveyor.domain.deliveries import DeliveryStatus, EventDelivery, dropped, replayed
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.model import JobStatus
 from conveyor.domain.run_events import TEST
 from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.ports.deliveries import DeliveryFilter
@@ -32,6 +34,10 @@ from conveyor.service.schemas import (
 
 MOST_REPLAYED = 1_000
 """Deliveries that one call replays."""
+MOST_DROPPED = 1_000
+"""Deliveries dropped at once with a webhook or job. The others are dropped when due."""
+SIDE_BY_SIDE = 10
+"""Jobs read, and deliveries dropped, at a time."""
 _PAGE = 100
 _TRIES = 8
 """Changes of a delivery by others that a replay yields to."""
@@ -114,6 +120,25 @@ async def find_delivery(context: Context, caller: str, delivery_id: str) -> Even
     return delivery
 
 
+async def drop_owed(context: Context, caller: str, job_id: str) -> None:
+    """Drop the newest MOST_DROPPED deliveries that a job owes, once its webhook or itself is gone.
+
+    One that has just changed is left to its worker, which finds that at the next attempt.
+    """
+    log = context.deliveries
+
+    async def drop(delivery: EventDelivery) -> None:
+        await log.change_delivery(delivery, dropped(delivery, now=context.clock.now()))
+
+    owed = DeliveryFilter(caller=caller, job_id=job_id, status=DeliveryStatus.PENDING)
+    for _ in range(0, MOST_DROPPED, _PAGE):
+        page = await log.list_deliveries(owed, limit=_PAGE)
+        await for_each(drop, page, limit=SIDE_BY_SIDE)
+        if len(page) < _PAGE:
+            return
+        owed = msgspec.structs.replace(owed, before=page[-1].delivery_id)
+
+
 class _Window(msgspec.Struct, frozen=True, kw_only=True):
     status: DeliveryStatus
     since: int
@@ -139,7 +164,8 @@ class DeliveryReplays:
         view = await self._context.live_job(caller, delivery.job_id)
         if view.job.webhook is None:
             raise ConveyorError(ErrorCode.CONFLICT, "the job has no webhook")
-        queued = await self._queue(delivery, None, now=self._context.clock.now())
+        now, number = self._context.clock.now(), view.job.webhook_number
+        queued = await self._queue(delivery, None, now=now, webhook_number=number)
         if queued is None:
             raise not_found("delivery")
         return delivery_body(queued)
@@ -164,23 +190,42 @@ class DeliveryReplays:
         """Replay a window, and return the number of deliveries queued.
 
         The instant of the claim's id marks them, so that whoever takes over the claim of a call
-        that died counts those, and queues none of them again.
+        that died counts those, and queues none of them again. What a job without a webhook owed is
+        left as it is.
         """
         mark = ULID.from_str(claim.created_id).milliseconds
         count = 0
-        async for delivery in self._listed(caller, window, every=claim.taken_over):
-            if claim.taken_over and delivery.replayed_at == mark:
-                count += 1
-            elif delivery.status is window.status and delivery.event_type != TEST_EVENT:
-                queued = await self._queue(delivery, window.status, now=mark)
-                count += queued is not None
-            if count == MOST_REPLAYED:
-                break
+        async for page in self._pages(caller, window, every=claim.taken_over):
+            wanted = [one for one in page if one.status is window.status and one.job_id != TEST]
+            reachable = await self._with_webhooks({one.job_id for one in wanted})
+            for delivery in page:
+                if claim.taken_over and delivery.replayed_at == mark:
+                    count += 1
+                elif delivery.status is window.status and delivery.job_id in reachable:
+                    number = reachable[delivery.job_id]
+                    queued = await self._queue(
+                        delivery, window.status, now=mark, webhook_number=number
+                    )
+                    count += queued is not None
+                if count == MOST_REPLAYED:
+                    return count
         return count
 
-    async def _listed(
+    async def _with_webhooks(self, job_ids: Set[str]) -> dict[str, int]:
+        """Return the numbers of the webhooks of those jobs that are there and have one."""
+        found: dict[str, int] = {}
+
+        async def look(job_id: str) -> None:
+            job = await self._context.jobs.find_job(job_id)
+            if job is not None and job.status is not JobStatus.DELETED and job.webhook is not None:
+                found[job_id] = job.webhook_number
+
+        await for_each(look, sorted(job_ids), limit=SIDE_BY_SIDE)
+        return found
+
+    async def _pages(
         self, caller: str, window: _Window, *, every: bool
-    ) -> AsyncIterator[EventDelivery]:
+    ) -> AsyncIterator[list[EventDelivery]]:
         """Yield the deliveries of a window, newest first; with `every`, in any status."""
         wanted = DeliveryFilter(
             caller=caller,
@@ -190,18 +235,22 @@ class DeliveryReplays:
         )
         while True:
             page = await self._log.list_deliveries(wanted, limit=_PAGE)
-            for delivery in page:
-                yield delivery
+            yield page
             if len(page) < _PAGE:
                 return
             wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)
 
     async def _queue(
-        self, delivery: EventDelivery, status: DeliveryStatus | None, *, now: int
+        self,
+        delivery: EventDelivery,
+        status: DeliveryStatus | None,
+        *,
+        now: int,
+        webhook_number: int,
     ) -> EventDelivery | None:
         """Begin a new ladder; return None if the delivery is gone, or has left `status`."""
         for _ in range(_TRIES):
-            after = replayed(delivery, now=now)
+            after = replayed(delivery, now=now, webhook_number=webhook_number)
             if await self._log.change_delivery(delivery, after):
                 return after
             found = await self._log.get_delivery(delivery.caller, delivery.delivery_id)

@@ -10,6 +10,7 @@ from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, Run
 from conveyor.ports.deliveries import DeliveryFilter
 from conveyor.service.context import Context, template_is_fixed
+from conveyor.service.deliveries import drop_owed
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import job_body, run_body
 from conveyor.service.results import Cursors, bad_cursor
@@ -135,11 +136,13 @@ class JobCommands:
         return run_body(run)
 
     async def delete_job(self, caller_id: str, job_id: str) -> None:
-        """Make a job a tombstone and have it scrubbed. Raises ConveyorError(not_found)."""
+        """Make a job a tombstone, have it scrubbed, and drop the events that it owes. Raises
+        ConveyorError(not_found)."""
         run_ids = await self._jobs.delete_job(caller_id, job_id, now=self._context.clock.now())
         for run_id in run_ids:
             await self._notifier.run_deleted(job_id, run_id)
         if run_ids:
+            await drop_owed(self._context, caller_id, job_id)
             return
         job = await self._jobs.find_job(job_id)
         if job is not None and job.scheduling is not None:

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from msgspec import structs
-
 from conveyor.domain import strict_json
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import (
     AttemptResult,
-    DeliveryStatus,
     EventDelivery,
     begin_test,
-    dropped,
     end_test,
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.run_events import build_test_event
 from conveyor.domain.webhooks import Webhook, parse_webhook, parse_webhook_update
-from conveyor.ports.deliveries import DeliveryFilter
 from conveyor.ports.webhooks import WebhookAnswer, Webhooks
 from conveyor.records.signed_events import KEY_UNREADABLE, EventSigner, cut_signatures
 from conveyor.service.context import Context
+from conveyor.service.deliveries import drop_owed
 from conveyor.service.responses import webhook_body
 from conveyor.service.schemas import WebhookBody, WebhookTestBody, present
 
 MOST_TESTS = 16
 """Tests under way at a time in one process; of one caller, one."""
-MOST_DROPPED = 1_000
-"""Deliveries that the removal of a webhook drops at once. The others are dropped when due."""
-_PAGE = 100
 
 
 class ReceiverCheck:
@@ -90,22 +81,7 @@ class JobWebhooks:
         await self._context.live_job(caller, job_id)
         now = self._context.clock.now()
         await self._context.jobs.set_webhook(caller, job_id, None, now=now)
-        owed = DeliveryFilter(caller=caller, job_id=job_id, status=DeliveryStatus.PENDING)
-        before: str | None = None
-        for _ in range(0, MOST_DROPPED, _PAGE):
-            page = await self._drop(owed, before)
-            if len(page) < _PAGE:
-                break
-            before = page[-1].delivery_id
-
-    async def _drop(self, owed: DeliveryFilter, before: str | None) -> Sequence[EventDelivery]:
-        """Drop a page of deliveries. One that has just changed is left to its worker, which finds
-        no webhook at the next attempt."""
-        log = self._context.deliveries
-        page = await log.list_deliveries(structs.replace(owed, before=before), limit=_PAGE)
-        for delivery in page:
-            await log.change_delivery(delivery, dropped(delivery, now=self._context.clock.now()))
-        return page
+        await drop_owed(self._context, caller, job_id)
 
 
 class WebhookTests:

@@ -177,7 +177,7 @@ async def test_a_webhook_that_is_set_without_a_run_owes_nothing(
 ) -> None:
     job = await schedule_job(world)
     after = await jobs.set_webhook(CALLER, job.job_id, HOOK, now=world.now)
-    assert after == structs.replace(job, webhook=HOOK, version=job.version + 1)
+    assert after == structs.replace(job, webhook=HOOK, webhook_number=1, version=job.version + 1)
     assert await read_job(world, job.job_id) == after
     assert await outbox.due_entries(now=world.now, limit=10) == []
     assert await due(world, now=world.now + HOUR) == [job.job_id]

@@ -193,6 +193,32 @@ async def test_a_webhook_that_was_taken_away_and_set_again_is_told_once(
     assert await due(outbox, world) == []
 
 
+async def test_an_entry_waits_for_the_webhook_under_which_its_run_ended(
+    outbox: Outbox, world: World
+) -> None:
+    job_id, first = await world.submit(1, webhook=HOOK)
+
+    async def is_owed(run_id: str) -> bool:
+        """Whether the job's present webhook waits for the end of a run."""
+        entry = await taken(outbox, world, key(run_id))
+        await outbox.reschedule_entry(entry, due_at=world.now, attempts=0)
+        return entry.webhook_number == (await world.view(job_id)).job.webhook_number
+
+    for webhook in (OTHER, None, HOOK):
+        await set_webhook(world, job_id, webhook)
+        assert await is_owed(first)
+    await world.succeed(first, 0)
+    second, _ = await world.rerun(job_id)
+    await stop(world, job_id, second)
+    await set_webhook(world, job_id, OTHER)
+    assert [await is_owed(run_id) for run_id in (first, second)] == [True, True]
+    for webhook in (None, OTHER):
+        await set_webhook(world, job_id, webhook)
+    assert [await is_owed(run_id) for run_id in (first, second)] == [False, False]
+    third, _ = await world.rerun(job_id)
+    assert await is_owed(third)
+
+
 async def test_the_same_webhook_again_changes_nothing(jobs: Jobs, world: World) -> None:
     job_id, _ = await world.submit(1)
     first = await jobs.set_webhook(CALLER, job_id, HOOK, now=world.now)

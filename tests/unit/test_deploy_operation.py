@@ -193,6 +193,14 @@ def test_there_is_always_a_worker_to_tell_what_waits(template: dict[str, Any]) -
     assert template["Parameters"]["MinWorkers"]["MinValue"] >= 1
 
 
+def test_the_age_of_events_is_noticed_where_no_worker_tells_it(
+    alarms: list[dict[str, Any]],
+) -> None:
+    [age] = [one for one in alarms if one.get("MetricName") == "WebhooksOldest"]
+
+    assert age["TreatMissingData"] == "breaching"
+
+
 def test_every_alarm_is_in_the_readme_with_what_it_means_and_what_to_do(
     alarms: list[dict[str, Any]],
 ) -> None:

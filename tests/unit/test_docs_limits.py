@@ -6,6 +6,7 @@ import re
 
 from conveyor.aio.outages import TRIAL_EVERY
 from conveyor.domain import (
+    delivery_places,
     fires,
     input_spec,
     params,
@@ -24,7 +25,7 @@ from conveyor.domain.webhooks import MOST_WEBHOOK_URL
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, direct, headers, problems, webhook
 from conveyor.gateway.landmarks import HOSTS
-from conveyor.handlers import delete, deliver, fire
+from conveyor.handlers import delete, fire
 from conveyor.http import inbox, malformed, middleware
 from conveyor.http.auth import LONGEST
 from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
@@ -46,10 +47,10 @@ from conveyor.records import expiry
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
 from conveyor.service import reruns, results, submit, task_lists
-from conveyor.service.deliveries import MOST_REPLAYED
+from conveyor.service.deliveries import MOST_DROPPED, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
-from conveyor.service.webhooks import MOST_DROPPED, MOST_TESTS
+from conveyor.service.webhooks import MOST_TESTS
 from conveyor.settings import Settings
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.wire.connection import MOST_HELD_IN_ALL
@@ -90,18 +91,20 @@ LIMITS: dict[str, tuple[int, ...]] = {
         int(webhook.WHOLE_SECONDS),
     ),
     "answer of a receiver, read and thrown away": (webhook.MOST_ANSWER,),
-    "attempts at a time of a worker, to one host, and of one caller to it": (
-        deliver.MOST_AT_A_TIME,
-        deliver.MOST_TO_A_HOST,
-        deliver.MOST_OF_A_CALLER,
+    "attempts at a time of a worker, to all slow hosts, to one host, and of one caller to it": (
+        delivery_places.MOST_AT_A_TIME,
+        delivery_places.MOST_SLOW,
+        delivery_places.MOST_TO_A_HOST,
+        delivery_places.MOST_OF_A_CALLER,
     ),
+    "time of its last attempt that makes a host a slow one": (int(delivery_places.SLOW_AFTER),),
     "failures in a row of a caller at a URL, then one attempt at a time until one succeeds": (
-        deliver.FAILING_AFTER,
+        delivery_places.FAILING_AFTER,
     ),
     "attempts of a delivery that are kept": (MOST_ATTEMPTS_KEPT,),
     "tests of receivers at a time in a process, one a caller": (MOST_TESTS,),
     "deliveries that one call replays": (MOST_REPLAYED,),
-    "deliveries dropped at once with their webhook": (MOST_DROPPED,),
+    "deliveries dropped at once with their webhook or job": (MOST_DROPPED,),
     "newest deliveries that tell how a receiver does": (MOST_JUDGED,),
     "attempts kept of a delivery": (MOST_ATTEMPTS_KEPT,),
     "requests that the inbox of `conveyor-dev` keeps; their bodies, each and together": (

@@ -305,6 +305,46 @@ async def test_one_call_replays_the_newest_thousand(api: Api) -> None:
     assert sorted(queued) == wanted[3:]
 
 
+async def test_a_window_leaves_what_no_webhook_takes_as_it_is(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the replay of one is refused. Each job is looked up once in a page."""
+    kept, bare, gone = [await api.submit(1, webhook=HOOK) for _ in range(3)]
+    sent = [await api.attempt(await api.deliver(job)) for job in (bare, gone)]
+    wanted: list[str] = []
+    for _ in range(3):
+        api.clock.shift(1)
+        wanted.append((await api.attempt(await api.deliver(kept))).delivery_id)
+    assert (await api.client.delete(f"/v1/jobs/{bare['job_id']}/webhook")).status_code == 204
+    assert (await api.client.delete(f"/v1/jobs/{gone['job_id']}")).status_code == 202
+    again = f"/v1/jobs/{kept['job_id']}/webhook"
+    assert (await api.client.delete(again)).status_code == 204
+    assert (await api.client.put(again, json={**HOOK, "signature": False})).status_code == 200
+    find_job = api.binding.jobs.find_job
+    asked: list[str] = []
+
+    async def counted(job_id: str) -> Any:
+        asked.append(job_id)
+        return await find_job(job_id)
+
+    monkeypatch.setattr(api.binding.jobs, "find_job", counted)
+    window = {"since": EPOCH, "status": "delivered"}
+    answers = [
+        await api.client.post(REPLAY, json=window, headers={"Idempotency-Key": "k"})
+        for _ in range(2)
+    ]
+
+    assert [answer.json() for answer in answers] == [{"replayed": 3}] * 2
+    found = await api.binding.deliveries.due_deliveries(now=api.clock.now(), limit=9)
+    assert sorted(one.delivery_id for one in found) == sorted(wanted)
+    assert {one.webhook_number for one in found} == {1}
+    assert sorted(asked) == sorted(job["job_id"] for job in (kept, bare, gone))
+    for one in sent:
+        assert await api.binding.deliveries.get_delivery(one.caller, one.delivery_id) == one
+        refused = await api.client.post(f"{LOG}/{one.delivery_id}/replay")
+        assert refused.status_code in (404, 409)
+
+
 async def test_a_replay_that_died_is_gone_on_with_by_the_next(api: Api) -> None:
     """A process dies in the middle of a window; whoever repeats the request queues the others."""
     job = await api.submit(1, webhook=HOOK)

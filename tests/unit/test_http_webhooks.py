@@ -218,16 +218,21 @@ async def test_a_removed_webhook_owes_nothing(tmp_path: Path) -> None:
         assert [one.delivery_id for one in due] == [others.delivery_id]
 
 
-async def test_all_that_is_owed_is_dropped_page_by_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["/webhook", ""])
+async def test_all_that_is_owed_is_dropped_page_by_page(tmp_path: Path, what: str) -> None:
+    """With the webhook, and with the job."""
     async with open_api(tmp_path, lookup=PUBLIC) as api:
         job = await api.submit(1, webhook=HOOK)
         for _ in range(205):
             await api.deliver(job)
             api.clock.shift(0.001)
 
-        assert (await api.client.delete(f"/v1/jobs/{job['job_id']}/webhook")).status_code == 204
+        assert (await api.client.delete(f"/v1/jobs/{job['job_id']}{what}")).is_success
         later = api.clock.now() + 3_600_000
         assert await api.binding.deliveries.due_deliveries(now=later, limit=10) == []
+        log = (await api.client.get("/v1/webhook/deliveries", params={"limit": 100})).json()
+        assert {row["status"] for row in log["deliveries"]} == {"dropped"}
+        assert not any("next_attempt_at" in row for row in log["deliveries"])
 
 
 async def test_the_status_tells_how_the_receiver_does(tmp_path: Path) -> None:

@@ -128,6 +128,11 @@ async def remove_webhook(world: DeliveryWorld, job: dict[str, Any]) -> None:
     await world.set_webhook(job, None)
 
 
+async def replace_webhook(world: DeliveryWorld, job: dict[str, Any]) -> None:
+    for webhook in (None, Webhook(URL)):
+        await world.set_webhook(job, webhook)
+
+
 async def change_events(world: DeliveryWorld, job: dict[str, Any]) -> None:
     await world.set_webhook(job, Webhook(URL, False, (EventType.COMPLETED,)))
 
@@ -153,7 +158,8 @@ async def purge_job(world: DeliveryWorld, job: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [remove_webhook, change_events, delete_job, delete_run, purge_run, purge_job]
+    "change",
+    [remove_webhook, replace_webhook, change_events, delete_job, delete_run, purge_run, purge_job],
 )
 async def test_what_nobody_wants_any_more_is_not_owed(world: DeliveryWorld, change: Any) -> None:
     job = await world.submit(URL)
@@ -163,6 +169,51 @@ async def test_what_nobody_wants_any_more_is_not_owed(world: DeliveryWorld, chan
 
     assert await world.deliveries() == []
     assert await due(world) == 0
+
+
+async def test_a_webhook_gets_no_event_of_a_run_that_ended_under_an_earlier_one(
+    world: DeliveryWorld,
+) -> None:
+    """Though no worker was up meanwhile. A run that goes on owes its event to the last one."""
+    job = await world.submit(URL)
+    runs = [job["latest_run"]["run_id"]]
+    for _ in range(3):
+        await world.fail(job)
+        job = (await world.api.client.post(f"/v1/jobs/{job['job_id']}/rerun")).json()
+        runs.append(job["latest_run"]["run_id"])
+    for webhook in (None, Webhook(URL), None, Webhook(URL), Webhook("https://other.test/")):
+        await world.set_webhook(job, webhook)
+    await world.fail(job)
+    await world.notifier().deliver()
+
+    assert [one.run_id for one in await world.deliveries()] == runs[-1:]
+    assert await due(world) == 0
+
+
+async def test_a_delivery_goes_to_no_webhook_that_is_set_after_its_own_was_removed(
+    world: DeliveryWorld,
+) -> None:
+    """As one that DELETE has not dropped at once. A replay sends it to the present one."""
+    job = await world.owe(URL)
+    await replace_webhook(world, job)
+    await world.look()
+    dropped = await world.delivery()
+    assert (dropped.status, dropped.attempt_count) == (DeliveryStatus.DROPPED, 0)
+    path = f"/v1/webhook/deliveries/{dropped.delivery_id}/replay"
+    assert (await world.api.client.post(path)).status_code == 202
+    await world.look()
+
+    assert (await world.delivery()).attempt_count == 1
+    assert (await world.delivery()).webhook_number == 2
+
+
+async def test_another_url_gets_the_event_of_a_run_that_ended_before(world: DeliveryWorld) -> None:
+    job = await world.submit(URL)
+    await world.fail(job)
+    await world.set_webhook(job, Webhook("https://other.test/"))
+    await world.notifier().deliver()
+
+    assert len(await world.deliveries()) == 1
 
 
 async def test_each_rerun_owes_an_event_of_its_own(world: DeliveryWorld) -> None:

@@ -150,9 +150,14 @@ class SqliteJobs(Jobs):
                 raise not_found("job")
             if webhook != view.job.webhook:
                 connection.execute(
-                    "UPDATE jobs SET webhook = ?, updated_at = max(updated_at, ?), "
-                    "version = version + 1 WHERE job_id = ?",
-                    (None if webhook is None else to_json(webhook), now, job_id),
+                    "UPDATE jobs SET webhook = ?, webhook_number = ?, "
+                    "updated_at = max(updated_at, ?), version = version + 1 WHERE job_id = ?",
+                    (
+                        None if webhook is None else to_json(webhook),
+                        view.job.number_of(webhook),
+                        now,
+                        job_id,
+                    ),
                 )
             job = need_view(connection, caller, job_id).job
             run = view.latest_run

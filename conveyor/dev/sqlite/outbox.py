@@ -103,26 +103,29 @@ class SqliteOutbox(Outbox):
 
 
 def insert_entries(connection: sqlite3.Connection, job: Job, run: Run) -> None:
-    """Write the entries of a job's new run: for its callback if it is the first one, and for a
-    webhook, where that has none yet."""
-    waiting: list[tuple[Subscriber, str | None]] = []
+    """Write the entries of a job's new run: for its callback if it is the first one, and for its
+    webhook. One that is there waits for the present webhook from now on."""
+    waiting: list[tuple[Subscriber, str | None, int]] = []
     if job.callback is not None and run.run_sequence == 1:
-        waiting.append((Subscriber.CALLBACK, to_json(job.callback)))
+        waiting.append((Subscriber.CALLBACK, to_json(job.callback), 0))
     if job.webhook is not None:
-        waiting.append((Subscriber.WEBHOOK, None))
+        waiting.append((Subscriber.WEBHOOK, None, job.webhook_number))
     connection.executemany(
-        "INSERT OR IGNORE INTO notices (run_id, subscriber, job_id, callback, due_at) "
-        "VALUES (?, ?, ?, ?, ?)",
-        [(run.run_id, who, job.job_id, callback, run.created_at) for who, callback in waiting],
+        "INSERT INTO notices (run_id, job_id, due_at, subscriber, callback, webhook_number) "
+        "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "webhook_number = excluded.webhook_number",
+        [(run.run_id, job.job_id, run.created_at, *one) for one in waiting],
     )
 
 
 def _leased(connection: sqlite3.Connection, key: EntryKey) -> OutboxEntry:
-    job_id, callback, lease, ended_as, ended_at, ending, decided_at, attempts = connection.execute(
-        "SELECT job_id, callback, leased_until, ended_as, ended_at, ending, decided_at, attempts "
-        "FROM notices WHERE run_id = ? AND subscriber = ?",
-        key,
-    ).fetchone()
+    job_id, callback, lease, ended_as, ended_at, ending, decided_at, attempts, number = (
+        connection.execute(
+            "SELECT job_id, callback, leased_until, ended_as, ended_at, ending, decided_at, "
+            "attempts, webhook_number FROM notices WHERE run_id = ? AND subscriber = ?",
+            key,
+        ).fetchone()
+    )
     return OutboxEntry(
         job_id=job_id,
         run_id=key.run_id,
@@ -135,4 +138,5 @@ def _leased(connection: sqlite3.Connection, key: EntryKey) -> OutboxEntry:
         ending=None if ending is None else _endings.decode(ending),
         decided_at=decided_at,
         attempts=attempts,
+        webhook_number=number,
     )

@@ -100,7 +100,8 @@ UNFINISHED, SUCCESSFUL, FAILED = 0, 1, 2
 JOB_COLUMNS = (
     "job_id, caller, status, created_at, updated_at, name, external_id, metadata, params, format, "
     "max_inflight, priority, max_attempts, result_ttl_days, task_shard_count, shard_scheme, "
-    "sealed_key, latest_run_id, run_count, version, callback, webhook, scheduling"
+    "sealed_key, latest_run_id, run_count, version, callback, webhook, scheduling, "
+    "webhook_number"
 )
 RUN_COLUMNS = (
     "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
@@ -262,6 +263,7 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
         None if job.callback is None else to_json(job.callback),
         None if job.webhook is None else to_json(job.webhook),
         None if job.scheduling is None else to_json(job.scheduling),
+        job.webhook_number,
         next_fire(job),
     )
     marks = ",".join("?" * len(values))
@@ -348,6 +350,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         callback=None if row[20] is None else callback_from(row[20]),
         webhook=None if row[21] is None else _webhooks.decode(row[21]),
         scheduling=None if row[22] is None else _schedulings.decode(row[22]),
+        webhook_number=row[23],
     )
 
 

@@ -335,7 +335,28 @@ EVENTS_AND_SCHEDULES = (
     "CREATE INDEX fires_by_change ON fires (noted_at)",
 )
 
-STEPS = (TABLES, SIGNING_KEYS, WAITS, SECRETS, WAITS_SINCE, EVENTS_AND_SCHEDULES)
+WEBHOOK_NUMBERS = (
+    """
+    ALTER TABLE jobs ADD COLUMN webhook_number INTEGER NOT NULL -- raised whenever a webhook is set
+        -- where there is none
+        DEFAULT 0
+    """,
+    """
+    ALTER TABLE notices ADD COLUMN webhook_number INTEGER NOT NULL -- that of the webhook which
+        -- waits for the end; 0 for a callback
+        DEFAULT 0
+    """,
+)
+
+STEPS = (
+    TABLES,
+    SIGNING_KEYS,
+    WAITS,
+    SECRETS,
+    WAITS_SINCE,
+    EVENTS_AND_SCHEDULES,
+    WEBHOOK_NUMBERS,
+)
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 
 

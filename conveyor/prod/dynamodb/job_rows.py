@@ -351,7 +351,8 @@ class WebhookSetter:
         parts: list[dict[str, Any]] = []
         after = view.job
         if webhook != view.job.job.webhook:
-            after = next_version(view.job, now=now, webhook=webhook)
+            number = view.job.job.number_of(webhook)
+            after = next_version(view.job, now=now, webhook=webhook, webhook_number=number)
             parts.append(job_part(self._table, view.job, after))
         if webhook is not None and view.run is not None and view.run.live:
             change = Change(sets={WAITING[Subscriber.WEBHOOK]: True})

@@ -55,12 +55,14 @@ def new_entry_parts(table: Table, job: Job, run: Run) -> list[dict[str, Any]]:
 
 
 def late_webhook_part(table: Table, job: Job, run_id: str, *, now: int) -> dict[str, Any]:
-    """Describe the entry of a live run whose job gets a webhook, due at once; an entry that is
-    there already stays as it is."""
+    """Describe the entry of a live run whose job gets a webhook, due at once; one that is there
+    waits for the present webhook from now on."""
     item = new_entry_item(job, run_id, Subscriber.WEBHOOK, now)
+    kept = [name for name in item if name != "webhook_number"]
     return table.update_part(
         notice_key(run_id, Subscriber.WEBHOOK),
-        "SET " + ", ".join(f"#{name} = if_not_exists(#{name}, :{name})" for name in item),
+        "SET webhook_number = :webhook_number, "
+        + ", ".join(f"#{name} = if_not_exists(#{name}, :{name})" for name in kept),
         condition="",
         **item,
     )
@@ -79,6 +81,8 @@ def new_entry_item(job: Job, run_id: str, subscriber: Subscriber, due_at: int) -
     }
     if subscriber is Subscriber.CALLBACK:
         item["callback"] = _encode(job.callback).decode()
+    else:
+        item["webhook_number"] = job.webhook_number
     return item
 
 
@@ -112,6 +116,7 @@ def read_outbox_item(item: Item, run: Run | None, run_ended_at: int) -> OutboxEn
         ending=None if ending is None else _ending.decode(ending),
         decided_at=item.get("decided_at", 0),
         attempts=item["attempts"],
+        webhook_number=item.get("webhook_number", 0),
     )
 
 

@@ -236,7 +236,11 @@ ITEMS: dict[str, ItemInfo] = {
     "outbox entry of a webhook": ItemInfo(
         schema.notice_key("RUN", Subscriber.WEBHOOK),
         "the event owed at a run's end, until it is a delivery; not removed with the run",
-        _ENTRY,
+        {
+            **_ENTRY,
+            "webhook_number": "that of the job's webhook which waits for the end; grows whenever "
+            "one is set where there is none",
+        },
     ),
     "delivery": ItemInfo(
         schema.delivery_key("CALLER", "DELIVERY"),
