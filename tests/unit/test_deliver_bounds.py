@@ -218,10 +218,9 @@ async def test_many_due_at_a_silent_host_are_each_read_once_and_put_off_side_by_
     await owe_many(world, "https://silent.test/", 300)
     [silent] = {one.job_id for one in await world.deliveries()}
     await owe_many(world, GOOD, 1)
-    deliveries, find_job = binding.deliveries, binding.jobs.find_job
-    due, change = deliveries.due_deliveries, deliveries.change_delivery
-    read: Counter[str] = Counter()
-    jobs: Counter[str] = Counter()
+    log, find_job = binding.deliveries, binding.jobs.find_job
+    due, change = log.due_deliveries, log.change_delivery
+    read, jobs = Counter[str](), Counter[str]()
     most = writing = 0
 
     async def counted_due(*, now: int, limit: int) -> list[EventDelivery]:
@@ -245,8 +244,8 @@ async def test_many_due_at_a_silent_host_are_each_read_once_and_put_off_side_by_
         finally:
             writing -= 1
 
-    monkeypatch.setattr(binding.deliveries, "due_deliveries", counted_due)
-    monkeypatch.setattr(binding.deliveries, "change_delivery", slow_change)
+    monkeypatch.setattr(log, "due_deliveries", counted_due)
+    monkeypatch.setattr(log, "change_delivery", slow_change)
     monkeypatch.setattr(binding.jobs, "find_job", counted_job)
     async with anyio.create_task_group() as attempts:
         await world.deliverer.look(attempts)
