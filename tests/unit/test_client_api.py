@@ -368,6 +368,7 @@ async def test_a_link_that_leads_nowhere_is_told_with_its_host() -> None:
                 pass
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_is_told_and_then_given_up() -> None:
     told: list[str] = []
     patience = Patience(tell=0.05, give_up=0.5)

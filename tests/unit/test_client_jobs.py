@@ -66,6 +66,7 @@ async def test_the_search_ends_behind_the_place_of_the_id() -> None:
     assert len(server.told) == 1
 
 
+@pytest.mark.slow
 async def test_the_search_is_bounded() -> None:
     page = [f"7ZZZZZZZZZZZZZZZZZZZZZZ{number:03}" for number in range(100)]
     async with asked(listing(page, "more")) as (api, server, _pace):

@@ -106,6 +106,7 @@ async def test_dropped_events_are_passed_over_and_one_that_is_gone_is_told(
     ]
 
 
+@pytest.mark.slow
 async def test_an_event_that_the_server_does_not_sign_holds_up_no_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -154,6 +155,7 @@ async def test_what_was_sent_before_is_passed_over() -> None:
     assert {told.path.partition("?")[0] for told in one.server.told} == {"/v1/webhook/deliveries"}
 
 
+@pytest.mark.slow
 async def test_more_events_than_a_page_between_two_looks_come_oldest_first() -> None:
     pages = [
         page(*mostly_dropped(*range(2 * PAGE, PAGE, -1)), cursor="2"),
@@ -182,6 +184,7 @@ async def test_a_page_that_holds_a_known_event_is_the_last_one_read() -> None:
     assert told_in_order(one.receiver) == [b"2", b"%d" % PAGE]
 
 
+@pytest.mark.slow
 async def test_a_server_that_goes_away_in_the_backlog_repeats_no_event() -> None:
     log = page(delivery(1), delivery(0))
     async with listening(log, log, *event(0), (0, {}, b"")) as one:
@@ -289,6 +292,7 @@ async def test_the_way_back_leaves_out_no_event_of_an_earlier_moment() -> None:
     assert "--since 2026-01-01T00:00:00.000Z" in one.terminal.farewell
 
 
+@pytest.mark.slow
 async def test_the_replay_to_paste_is_for_the_same_server(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

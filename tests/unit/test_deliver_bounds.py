@@ -356,6 +356,7 @@ async def test_a_worker_makes_twenty_attempts_at_a_time(world: DeliveryWorld) ->
     assert count(await world.deliveries(), DeliveryStatus.DELIVERED) == 60
 
 
+@pytest.mark.slow
 async def test_after_twenty_failures_one_attempt_at_a_time_goes_to_a_url(
     world: DeliveryWorld,
 ) -> None:

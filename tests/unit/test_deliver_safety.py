@@ -60,6 +60,7 @@ async def outcomes(world: DeliveryWorld) -> list[str]:
 
 
 @pytest.mark.guarantee("G17")
+@pytest.mark.slow
 async def test_no_spelling_of_an_address_that_is_not_public_is_delivered_to(
     world: DeliveryWorld,
 ) -> None:

@@ -92,6 +92,7 @@ async def test_an_end_is_told_within_some_looks(world: DeliveryWorld) -> None:
     assert json.loads(delivery.body)["links"]["run"].startswith(f"{ORIGIN}/v1/jobs/")
 
 
+@pytest.mark.slow
 async def test_a_look_waits_for_no_receiver(world: DeliveryWorld) -> None:
     async with working(world) as crew:
         await world.fail(await world.submit(URL))
@@ -114,6 +115,7 @@ async def test_a_worker_that_stops_waits_for_its_attempts(world: DeliveryWorld) 
     assert (await world.delivery()).status is DeliveryStatus.DELIVERED
 
 
+@pytest.mark.slow
 async def test_a_worker_that_stops_waits_for_its_attempts_no_longer_than_its_grace(
     world: DeliveryWorld,
 ) -> None:
@@ -131,6 +133,7 @@ async def test_a_worker_that_stops_waits_for_its_attempts_no_longer_than_its_gra
         await crew.until(lambda: world.telemetry.webhook_attempts == {"delivered": 1})
 
 
+@pytest.mark.slow
 async def test_a_worker_tells_in_each_minute_how_webhooks_get_on(
     world: DeliveryWorld, caplog: pytest.LogCaptureFixture
 ) -> None:

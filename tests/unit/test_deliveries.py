@@ -102,6 +102,7 @@ def test_ten_attempts_climb_the_ladder_inside_its_bounds(steps: list[tuple[float
         st.tuples(answers, fractions, st.integers(0, 15_000), st.integers(0, 10**9)), min_size=12
     )
 )
+@pytest.mark.slow
 def test_every_ladder_ends_and_its_last_attempt_is_due_inside_72_hours(
     steps: list[tuple[AttemptResult, float, int, int]],
 ) -> None:

@@ -584,6 +584,7 @@ _CHANGES = st.lists(
 @pytest.mark.guarantee("G21")
 @given(_schedules(), _CHANGES)
 @settings(max_examples=150, deadline=None)
+@pytest.mark.slow
 def test_each_fire_is_decided_once_however_often_the_schedule_changes(
     schedule: Schedule,
     steps: list[tuple[int, bool, tuple[Schedule, Overlap] | None, dict[str, Any]]],

@@ -104,6 +104,7 @@ async def test_known_fields_give_no_warning(api: Api) -> None:
     assert "warnings" not in told(made)
 
 
+@pytest.mark.slow
 async def test_warnings_are_few_and_short_and_repeat_no_value(api: Api) -> None:
     odd = {f"{number:03}" + "\x1b" * 5_000: "hunter2" for number in range(500)}
 

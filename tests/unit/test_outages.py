@@ -61,6 +61,7 @@ def check_free_of_charge(run: dict[str, Any], gateway: LeavingGateway, tasks: in
     ],
 )
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 async def test_no_task_pays_for_an_outage(tmp_path: Path, shared: Shared, away: float) -> None:
     tasks = 150
     async with outage_world(tmp_path, workers=SLOTS) as world:
@@ -98,6 +99,7 @@ async def test_no_task_of_five_thousand_pays_for_an_outage(
         check_free_of_charge(run, world.gateway, 5_000)
 
 
+@pytest.mark.slow
 async def test_the_run_says_why_it_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with outage_world(tmp_path, workers=5) as world:
         caplog.set_level(logging.INFO, "conveyor.tasks")

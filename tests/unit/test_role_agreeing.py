@@ -105,6 +105,7 @@ async def working(
 
 
 @pytest.mark.parametrize("role", ["api", "worker"])
+@pytest.mark.slow
 async def test_the_unforeseen_is_told_and_asked_again(
     role: str, unforeseen: list[logging.LogRecord]
 ) -> None:

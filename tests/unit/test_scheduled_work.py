@@ -46,6 +46,7 @@ async def _until_run(world: OutageWorld, job_id: str, number: int) -> dict[str, 
     raise AssertionError(f"{len(runs)} runs")
 
 
+@pytest.mark.slow
 async def test_each_minute_has_a_run_with_the_results_of_all_tasks(tmp_path: Path) -> None:
     async with outage_world(tmp_path) as world:
         job_id = await _submit(world, schedule=EACH_MINUTE)
@@ -66,6 +67,7 @@ async def test_each_minute_has_a_run_with_the_results_of_all_tasks(tmp_path: Pat
         assert 0 <= float(late) < 60
 
 
+@pytest.mark.slow
 async def test_fires_at_a_limit_of_unfinished_jobs_are_skipped(tmp_path: Path) -> None:
     async with outage_world(tmp_path, max_active_jobs=1) as world:
         job_id = await _submit(world, schedule=EACH_MINUTE)

@@ -71,6 +71,7 @@ async def test_more_are_due_than_one_page_holds(world: Schedules) -> None:
     assert world.outcomes == {"started": len(jobs)}
 
 
+@pytest.mark.slow
 async def test_a_virtual_year_of_a_time_inside_the_gap_fires_on_each_day(world: Schedules) -> None:
     """With rows and all: 365 runs in a row, each of which ends before the next."""
     job = await world.add(Schedule(calendar=Calendar((2,)), timezone="Europe/Berlin"), rows=1)

@@ -53,6 +53,7 @@ def present() -> int:
 
 
 @given(EVENTS, st.integers(0, 1_000_000))
+@pytest.mark.slow
 def test_three_verifiers_agree_on_what_is_signed_and_on_a_flipped_bit(
     body: bytes, bit: int
 ) -> None:
