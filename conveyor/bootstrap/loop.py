@@ -195,8 +195,8 @@ def service_options(
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a worker calls: the gateway, and the receivers of events, which learn the public origin
-    of the API; empty where it is not known."""
+    """The world outside of a worker: the gateway, and the receivers of events. `origin` is the
+    public origin of the API, for links in events; empty where it is not known."""
 
     gateway: Gateway
     webhooks: Webhooks

@@ -11,7 +11,7 @@ from conveyor.client.output import printable
 
 
 class PostOutcome:
-    """What came of a request to the receiver: the status of its answer, None without one."""
+    """The outcome of a request to the receiver: the status of its answer, None without one."""
 
     def __init__(self, status: int | None, error: str = "") -> None:
         self.status = status

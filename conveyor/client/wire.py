@@ -91,7 +91,7 @@ class WebhookReply(msgspec.Struct, frozen=True):
 
 
 class WebhookStatusReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a receiver does."""
+    """The state of a receiver."""
 
     last_outcome: str | None = None
     last_attempt_at: str | None = None
@@ -128,7 +128,7 @@ class CalendarReply(msgspec.Struct, frozen=True):
 
 
 class ScheduleReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a job fires: one of `at`, `rate` and `calendar`."""
+    """The times of a job's fires: one of `at`, `rate` and `calendar`."""
 
     at: str | None = None
     rate: RateReply | None = None
@@ -400,7 +400,7 @@ class JobScheduleReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class FireReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a fire, or of `count` in a row."""
+    """The outcome of a fire, or of `count` in a row."""
 
     fire_id: str
     status: str

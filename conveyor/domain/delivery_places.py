@@ -35,7 +35,7 @@ V = TypeVar("V")
 
 
 class Place(NamedTuple):
-    """What an attempt takes up: a caller's connection to a host, for a URL."""
+    """The place of an attempt: a caller's connection to a host, for a URL."""
 
     caller: str
     host: str

@@ -214,7 +214,7 @@ def due_fires(scheduling: Scheduling, *, now: int) -> DueFires | None:
 
 
 class FireLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when a worker looks at a scheduled job.
+    """The knowledge of a worker that looks at a scheduled job.
 
     `is_live` says whether its latest run is live, `newest` is the newest row of its record.
     `run_id` and `fire_id` are fresh ids. A fire may be `catch_up` late, and looks are `interval`

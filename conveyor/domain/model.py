@@ -180,7 +180,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goes_with_its_runs(self) -> bool:
-        """Whether retention removes the job with the last of its runs: no fire makes another."""
+        """True if retention removes the job with the last of its runs: no fire makes another."""
         return self.scheduling is None or self.scheduling.is_over
 
 

@@ -12,7 +12,7 @@ from conveyor.domain.schedule import Schedule
 
 
 class Overlap(StrEnum):
-    """What becomes of a fire while a run of the job is live: skipped, or kept until its end."""
+    """The treatment of a fire while a run of the job is live: skipped, or kept until its end."""
 
     SKIP = "skip"
     WAIT = "wait"
@@ -74,12 +74,12 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def due_at(self) -> int | None:
-        """When a worker is to look at the job next; None if there is nothing to look for."""
+        """The instant of the next look at the job; None if there is nothing to look for."""
         return self.next_at if self.look_at is None else self.look_at
 
     @property
     def is_over(self) -> bool:
-        """Whether this is a single `at` that has fired: nothing waits, and no fire follows."""
+        """True for a single `at` that has fired: nothing waits, and no fire follows."""
         return self.schedule.at is not None and self.due_at is None and not self.waiting
 
 

@@ -93,7 +93,7 @@ class _Unreadable:
 
 @dataclass(slots=True)
 class _Look:
-    """What one look has met: deliveries, the webhooks of their jobs, of which those in `fresh` were
+    """The finds of one look: deliveries, the webhooks of their jobs, of which those in `fresh` were
     read for the present page, and how many were put off of a caller to a host."""
 
     began: int

@@ -427,7 +427,7 @@ class Sweeper:
 
     @property
     def _until(self) -> float:
-        """When a part that begins now must end, by the monotonic clock."""
+        """The end of a part that begins now, by the monotonic clock."""
         return max(self._claimed_until, self._clock.monotonic() + LEAST)
 
     @property

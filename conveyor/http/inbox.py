@@ -41,8 +41,8 @@ Secrets = Callable[[], Awaitable[Sequence[SigningSecret]]]
 
 
 class Verdicts(msgspec.Struct, frozen=True):
-    """Whether a request was signed by a key of this server, by each scheme and, of the first, by
-    the published client; null without that signature, or without the client."""
+    """The verdict on the signatures of a request, by the keys of this server: by each scheme and,
+    of the first, by the published client; null without that signature, or without the client."""
 
     x_signature: bool | None = None
     webhook_signature: bool | None = None

@@ -99,7 +99,7 @@ FailureReasons = Annotated[
 
 
 class SpendBody(Struct, frozen=True):
-    """What was spent, as an indication: no bill is made of it."""
+    """The credits and money spent, as an indication: no bill is made of it."""
 
     credits: Annotated[int, _count("Whole credits.")]
     cost: Annotated[float, Meta(ge=0)]
@@ -257,7 +257,7 @@ class CalendarBody(Struct, frozen=True):
 
 
 class ScheduleBody(Struct, frozen=True, kw_only=True):
-    """When a job fires: exactly one of `at`, `rate` and `calendar`."""
+    """The times of a job's fires: exactly one of `at`, `rate` and `calendar`."""
 
     at: Annotated[str, _text("One fire, as it was sent.")] | UnsetType = UNSET
     rate: RateBody | UnsetType = UNSET
@@ -345,7 +345,7 @@ Warnings = Annotated[tuple[str, ...], _text("What was ignored: names of fields."
 
 
 class SubmitBody(Struct, frozen=True, kw_only=True):
-    """What a submit made."""
+    """The result of a submit."""
 
     job_id: Annotated[str, _ulid("The new job.")]
     status: Annotated[str, _words(JobStatus, "Open or closed, as asked.")]
@@ -360,7 +360,7 @@ class SubmitBody(Struct, frozen=True, kw_only=True):
 
 
 class AddTasksBody(Struct, frozen=True, kw_only=True):
-    """What adding tasks did."""
+    """The result of adding tasks."""
 
     accepted_tasks: Annotated[int, _count("How many tasks were written.")]
     job_status: Annotated[str, _words(JobStatus, "Closed after a last batch.")]
@@ -371,7 +371,7 @@ class AddTasksBody(Struct, frozen=True, kw_only=True):
 
 
 class RerunBody(Struct, frozen=True, kw_only=True):
-    """What a rerun made."""
+    """The result of a rerun."""
 
     job_id: Annotated[str, _ulid("The job.")]
     status: Annotated[str, _words(JobStatus, "Closed: a rerun closes an open job.")]
@@ -482,14 +482,14 @@ class EventBody(Struct, frozen=True, kw_only=True):
 
 
 class HistoryBody(Struct, frozen=True):
-    """What happened to a task, oldest line first."""
+    """The history of a task, oldest line first."""
 
     events: list[EventBody]
     waiting: WaitBody | UnsetType = UNSET
 
 
 class UploadBody(Struct, frozen=True):
-    """How the file is sent. Until the link ends it may be sent again."""
+    """The request that sends the file. Until the link ends it may be sent again."""
 
     method: Annotated[str, _words(["PUT"], "How the file is sent.")]
     url: Annotated[str, _text("A signed link: no key is needed.", format="uri")]
@@ -750,7 +750,7 @@ class JobScheduleBody(Struct, frozen=True, kw_only=True):
 
 
 class FireRecordBody(Struct, frozen=True, kw_only=True):
-    """What became of a fire, or of several in a row."""
+    """The outcome of a fire, or of several in a row."""
 
     fire_id: Annotated[str, _ulid("The row.")]
     status: Annotated[
@@ -773,7 +773,7 @@ class FireRecordBody(Struct, frozen=True, kw_only=True):
 
 
 class FiresPage(Struct, frozen=True):
-    """What became of the fires of a job, newest first. Rows are kept for some days."""
+    """The outcomes of the fires of a job, newest first. Rows are kept for some days."""
 
     fires: list[FireRecordBody]
     next_cursor: NextCursor | UnsetType = UNSET
