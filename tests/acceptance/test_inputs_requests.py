@@ -144,10 +144,14 @@ def test_bad_query_values_are_refused(caller: Caller) -> None:
         problem_of(response, status=400, code="invalid_argument")
 
 
+OTHER_ROUTES = {("GET", "/v1/webhook/deliveries/replay")}
+"""What looks like a wrong method, and is the right one of a route that takes any name there."""
+
+
 def test_wrong_methods_name_the_right_ones(caller: Caller) -> None:
     for path, methods in V1_ROUTES.items():
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
-            if method not in methods:
+            if method not in methods and (method, path) not in OTHER_ROUTES:
                 response = caller.http.request(method, path.removeprefix("/v1"))
                 problem_of(response, status=405, code="method_not_allowed")
                 assert set(response.headers["Allow"].split(", ")) - {"HEAD"} == set(methods)

@@ -47,9 +47,19 @@ def caller(server: Booted) -> Iterator[Caller]:
 # -- callers --
 
 
+BODIES: dict[tuple[str, str], object] = {
+    ("POST", "/tasks"): DOCUMENT,
+    ("PUT", "/webhook"): {"url": "https://93.184.216.34/", "signature": False},
+    ("PUT", "/schedule"): {"rate": {"every": 1, "unit": "day"}},
+    ("POST", "/state"): {"schedule_state": "paused"},
+}
+"""The documents that routes want before they look for the job, by method and end of the path."""
+
+
 def test_another_key_sees_nothing_anywhere(server: Booted, caller: Caller) -> None:
     [row] = caller.scraped(target("mine"))
-    ids = {name: row[name] for name in ("job_id", "run_id", "task_id")} | {"export_id": "x" * 26}
+    ids = {name: row[name] for name in ("job_id", "run_id", "task_id")}
+    ids |= {"export_id": "x" * 26, "delivery_id": "x" * 26}
     before = caller.get(f"/jobs/{row['job_id']}")
     walked = 0
     with Caller(server.api, "key-of-a-stranger") as stranger:
@@ -59,11 +69,10 @@ def test_another_key_sees_nothing_anywhere(server: Booted, caller: Caller) -> No
                 continue
             unknown = path.format(**{**ids, "job_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV"})
             for method in methods:
+                body = BODIES.get((method, path[path.rindex("/") :]))
                 seen, missing = (
                     problem_of(
-                        stranger.http.request(
-                            method, asked, json=DOCUMENT if asked.endswith("/tasks") else None
-                        ),
+                        stranger.http.request(method, asked, json=body),
                         status=404,
                         code="not_found",
                     )
