@@ -548,3 +548,14 @@ async def test_spellings_of_a_host_are_one_host(world: DeliveryWorld) -> None:
 
     assert sorted(held.sent) == sorted(f"https://{host}/" for host in hosts)
     assert held.most_in_all == MOST_OF_A_CALLER
+
+
+def test_what_was_heard_of_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_places, "MOST_REMEMBERED", 3)
+    places = Places()
+    for host in ("a", "b", "a", "c"):
+        place = Place("caller", host, f"https://{host}/")
+        assert places.take(place)
+        places.give_back(place)
+
+    assert [places.last_turn("caller", host) for host in "abc"] == [(4, 3), (4, 0), (4, 4)]
