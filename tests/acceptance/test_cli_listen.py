@@ -154,6 +154,7 @@ async def listener_of(
         yield listener
 
 
+@pytest.mark.extended
 async def test_a_receiver_that_takes_nothing_is_tried_a_few_times_and_then_left(
     server: ConveyorServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +175,7 @@ async def test_a_receiver_that_takes_nothing_is_tried_a_few_times_and_then_left(
     assert (listener.handed_on, clock.slept) == (0, [0.5, 1.0, 2.0, 4.0])
 
 
+@pytest.mark.extended
 async def test_without_since_only_what_comes_later_is_handed_on(server: ConveyorServer) -> None:
     async with connect(server.base_url, server.api_key, HastyClock()) as api:
         await submit(api, server, "before")
@@ -194,6 +196,7 @@ async def test_without_since_only_what_comes_later_is_handed_on(server: Conveyor
     assert listener.handed_on == 2
 
 
+@pytest.mark.extended
 async def test_events_of_other_jobs_are_passed_over(
     server: ConveyorServer,
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_webhook_is_set_shown_and_removed(server: ConveyorServer) -> None:
     assert conveyor(server, "webhook", "show", job).err == [f"job {job} has no webhook"]
 
 
+@pytest.mark.extended
 def test_the_log_shows_each_attempt_and_an_event_is_sent_again(server: ConveyorServer) -> None:
     with Receiver(500) as receiver:
         job = page_job(server, "--webhook", receiver.url)
@@ -186,6 +187,7 @@ def test_the_log_shows_each_attempt_and_an_event_is_sent_again(server: ConveyorS
     assert second.got[0][0]["X-Conveyor-Replay"] == "true"
 
 
+@pytest.mark.extended
 def test_a_window_of_events_is_sent_again(server: ConveyorServer) -> None:
     for _ in range(2):
         page_job(server, "--webhook", HOOK)
