@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
-PATIENCE = 60.0
-"""Seconds to wait for events."""
+from tests.acceptance.support_wire import eventually
 
 
 class Receiver(HTTPServer):
@@ -25,10 +23,7 @@ class Receiver(HTTPServer):
 
     def gets(self, count: int) -> None:
         """Wait until so many events came."""
-        deadline = time.monotonic() + PATIENCE
-        while len(self.got) < count:
-            assert time.monotonic() < deadline, f"{len(self.got)} of {count} events came"
-            time.sleep(0.02)
+        eventually(lambda: len(self.got) >= count or None, f"{count} events came")
 
     def __enter__(self) -> Receiver:
         Thread(target=self.serve_forever, daemon=True).start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,8 @@ from zenrows.batch.models import WebhookEvent
 from conveyor.signatures import verify
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import CLIENT, Ran, conveyor, in_shell
-from tests.acceptance.support_receiver import PATIENCE, Receiver
+from tests.acceptance.support_receiver import Receiver
+from tests.acceptance.support_wire import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -119,14 +119,12 @@ def page_job(server: ConveyorServer, *words: str) -> str:
 
 def ended(server: ConveyorServer, count: int) -> list[dict[str, Any]]:
     """The log, newest first, once so many events have been delivered or given up."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        lines = conveyor(server, "webhook", "log", "--json").out
-        log = [json.loads(line) for line in lines]
-        if len([one for one in log if one["status"] != "pending"]) >= count:
-            return log
-        assert time.monotonic() < deadline, log
-        time.sleep(0.1)
+
+    def look() -> list[dict[str, Any]] | None:
+        log = [json.loads(line) for line in conveyor(server, "webhook", "log", "--json").out]
+        return log if sum(one["status"] != "pending" for one in log) >= count else None
+
+    return eventually(look, f"{count} events that have ended")
 
 
 def test_a_webhook_is_set_shown_and_removed(server: ConveyorServer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from zenrows.batch.models import ScheduleState
 
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_client import open_client
-from tests.acceptance.support_receiver import PATIENCE
+from tests.acceptance.support_wire import eventually
 from tests.patient import fetched
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -88,13 +87,12 @@ SCHEDULES: list[Schedule] = [
 
 def events_of(server: Booted, runs: set[str]) -> list[dict[str, Any]]:
     """What the inbox has, once the events of these runs are there."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
+
+    def look() -> list[dict[str, Any]] | None:
         kept = requests_to(server, "hooks.example.com")
-        if runs <= {json.loads(one["text"])["run_id"] for one in kept}:
-            return kept
-        assert time.monotonic() < deadline, kept
-        time.sleep(0.1)
+        return kept if runs <= {json.loads(one["text"])["run_id"] for one in kept} else None
+
+    return eventually(look, "the events of all runs")
 
 
 def test_the_operations_on_webhooks_keys_and_schedules_work_without_a_network(

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 import httpx
-import msgspec
 import pytest
 from reference.source import texts_of
 
@@ -22,6 +21,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ErrorCode, InvalidTaskReason
 from conveyor.engine.telemetry import METRICS
 from conveyor.http.openapi import document, operations
+from conveyor.http.openapi_schemas import ANSWERS
 from conveyor.http.problems import PROBLEMS
 from conveyor.service import schemas
 from conveyor.settings import PREFIX, SETTINGS, load
@@ -133,55 +133,6 @@ def test_every_error_code_has_a_status_and_a_meaning() -> None:
         assert not differences(where, texts_of(kind).keys(), kind.__members__.keys())
 
 
-ANSWERS: dict[str, type[msgspec.Struct]] = {
-    "Spend": schemas.SpendBody,
-    "RunStats": schemas.StatsBody,
-    "Outage": schemas.OutageBody,
-    "Run": schemas.RunBody,
-    "Job": schemas.JobBody,
-    "Callback": schemas.CallbackBody,
-    "JobsPage": schemas.JobsPage,
-    "RunsPage": schemas.RunsPage,
-    "Submitted": schemas.SubmitBody,
-    "TasksAdded": schemas.AddTasksBody,
-    "Rerun": schemas.RerunBody,
-    "Problem": schemas.ProblemBody,
-    "Wait": schemas.WaitBody,
-    "Result": schemas.ResultBody,
-    "ResultsPage": schemas.ResultsPage,
-    "Event": schemas.EventBody,
-    "History": schemas.HistoryBody,
-    "Upload": schemas.UploadBody,
-    "JobInput": schemas.JobInputBody,
-    "ExportStarted": schemas.StartExportBody,
-    "Export": schemas.ExportBody,
-    "HMACKeyMeta": schemas.SigningKeyBody,
-    "HMACKeyList": schemas.SigningKeysBody,
-    "HMACKeyCreated": schemas.NewSigningKeyBody,
-    "HMACKeyFinalized": schemas.FinalizedKeyBody,
-    "TestWebhookResponse": schemas.WebhookTestBody,
-    "WebhookConfig": schemas.WebhookBody,
-    "WebhookStatus": schemas.WebhookStatusBody,
-    "Delivery": schemas.DeliveryBody,
-    "DeliveryAttempt": schemas.DeliveryAttemptBody,
-    "LoggedDelivery": schemas.LoggedDeliveryBody,
-    "DeliveriesPage": schemas.DeliveriesPage,
-    "Replayed": schemas.ReplayedBody,
-    "DeliveryHeaders": schemas.DeliveryHeadersBody,
-    "Fire": schemas.FireBody,
-    "SchedulePreview": schemas.SchedulePreviewBody,
-    "JobRate": schemas.RateBody,
-    "JobCalendar": schemas.CalendarBody,
-    "JobCadence": schemas.CadenceBody,
-    "WeekDays": schemas.WeekDaysBody,
-    "MonthDays": schemas.MonthDaysBody,
-    "StoredSchedule": schemas.ScheduleBody,
-    "JobSchedule": schemas.JobScheduleBody,
-    "FireRecord": schemas.FireRecordBody,
-    "FiresPage": schemas.FiresPage,
-}
-
-
 def test_every_field_of_every_answer_is_described() -> None:
     answers = {
         value
@@ -192,7 +143,7 @@ def test_every_field_of_every_answer_is_described() -> None:
 
     listed = {answer.__name__ for answer in ANSWERS.values()}
     expected = {answer.__name__ for answer in answers}
-    assert not differences("ANSWERS of tests/unit/test_docs.py", listed, expected)
+    assert not differences("ANSWERS of conveyor/http/openapi_schemas.py", listed, expected)
     # Only the problem of a request has invalid tasks, not that of a task.
     del described["Problem"]["properties"]["invalid_tasks"]
     for name, shape in ANSWERS.items():
