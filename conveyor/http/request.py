@@ -309,15 +309,20 @@ async def read_body(request: Request) -> Body:
     """Read a body of any type. Raises ClientGone."""
     pieces: list[bytes] = []
     digest = hashlib.sha256()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        piece = message.get("body", b"")
-        pieces.append(piece)
-        digest.update(piece)
-        if not message.get("more_body", False):
-            return Body(pieces, digest.digest())
+    try:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            piece = message.get("body", b"")
+            pieces.append(piece)
+            digest.update(piece)
+            if not message.get("more_body", False):
+                return Body(pieces, digest.digest())
+    except BaseException:
+        # The error refers to this frame until its answer has been sent, which may take seconds.
+        pieces.clear()
+        raise
 
 
 def _is_utf8(parameters: str) -> bool:
