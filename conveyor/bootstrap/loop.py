@@ -189,6 +189,8 @@ def service_options(
         input_ttl=settings.input_ttl,
         export_ttl=settings.export_ttl,
         max_export_bytes=settings.max_export_bytes,
+        max_streams=settings.max_streams,
+        max_caller_streams=settings.max_caller_streams,
         older_secrets=older_secrets,
     )
 

@@ -18,6 +18,7 @@ from conveyor.service.idempotency import IdempotentRequests
 from conveyor.service.jobs import JobCommands, JobQueries
 from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
+from conveyor.service.progress import Progress
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import JobSchedules
@@ -64,8 +65,8 @@ class Service:
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
     makes archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of
     jobs, `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends
-    some again, `schedules` shows and changes schedules. `outages` tells what the worker of this
-    process waits for.
+    some again, `schedules` shows and changes schedules, `progress` follows runs for
+    streams. `outages` tells what the worker of this process waits for.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Service:
         self.deliveries = DeliveryQueries(context, cursors, signer)
         self.replays = DeliveryReplays(context, once)
         self.schedules = JobSchedules(context, cursors)
+        self.progress = Progress(context, self.listing.show, ports.run_writes)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""
