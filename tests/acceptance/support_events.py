@@ -73,8 +73,8 @@ def path_of(job: dict[str, Any]) -> str:
 def open_socket(api: str, path: str, *, key: str = KEY) -> socket.socket:
     """A connection on which a stream was asked for, and of which nothing is read."""
     where = urlsplit(api)
-    assert where.hostname is not None and where.port is not None
-    connection = socket.create_connection((where.hostname, where.port), timeout=TIMEOUT)
+    address = where.hostname or "", where.port or 0
+    connection = socket.create_connection(address, timeout=TIMEOUT)
     request = f"GET {where.path}{path} HTTP/1.1\r\nHost: {where.netloc}\r\nX-API-Key: {key}\r\n\r\n"
     connection.sendall(request.encode())
     return connection

@@ -118,9 +118,11 @@ def test_a_reader_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
             first.kill()
             with pytest.raises(Exception, match="peer closed|incomplete"):
                 list(stream)
-    with ServerProcess(tmp_path / "data", "--gateway", "fake") as second:
-        with streamed(second.info.api, path_of(job), last=str(last)) as stream:
-            *runs, end = stream
+    with (
+        ServerProcess(tmp_path / "data", "--gateway", "fake") as second,
+        streamed(second.info.api, path_of(job), last=str(last)) as stream,
+    ):
+        *runs, end = stream
     assert end.name == "end"
     assert runs[-1].data["stats"]["completed"] == 200
     numbers = [last or 0, *(event.number or 0 for event in runs)]
