@@ -250,7 +250,7 @@ class Results:
         following = None
         if page.more:
             following = encode_run_position(self._cursors, run.run_id, page.positions, scope=scope)
-        return ResultsPage(await self._bodies(view.job, run, page.rows), present(following))
+        return ResultsPage(await self.rows(view.job, run, page.rows), present(following))
 
     async def content(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
@@ -317,7 +317,8 @@ class Results:
             most_read=None if statuses is None else max(LEAST_READ, READ_PER_ROW * limit),
         )
 
-    async def _bodies(self, job: Job, run: Run, tasks: Sequence[Task]) -> list[ResultItem]:
+    async def rows(self, job: Job, run: Run, tasks: Sequence[Task]) -> list[ResultItem]:
+        """Show tasks of a run as rows of a list, with fresh links."""
         now = self._context.clock.now()
         link_end = now + round(self._context.options.result_url_ttl * 1_000)
         ends = await self._expiry.of(tasks, job.result_ttl_days, horizon=link_end)

@@ -18,6 +18,7 @@ from conveyor.service.idempotency import IdempotentRequests
 from conveyor.service.jobs import JobCommands, JobQueries
 from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
+from conveyor.service.overview import Overviews
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import JobSchedules
@@ -50,6 +51,7 @@ def _context(
         deliveries=ports.deliveries,
         schedules=ports.schedules,
         blobs=ports.blobs,
+        workers=ports.workers,
         clock=clock,
         options=options,
         keyring=keyring,
@@ -64,8 +66,8 @@ class Service:
     `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
     makes archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of
     jobs, `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends
-    some again, `schedules` shows and changes schedules. `outages` tells what the worker of this
-    process waits for.
+    some again, `schedules` shows and changes schedules, `overviews` reads pages. `outages` tells
+    what the worker of this process waits for.
     """
 
     def __init__(
@@ -112,6 +114,13 @@ class Service:
         self.deliveries = DeliveryQueries(context, cursors, signer)
         self.replays = DeliveryReplays(context, once)
         self.schedules = JobSchedules(context, cursors)
+        self.overviews = Overviews(
+            context,
+            cursors,
+            results=self.results,
+            deliveries=self.deliveries,
+            schedules=self.schedules,
+        )
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""
