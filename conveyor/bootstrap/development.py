@@ -27,6 +27,7 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
+from conveyor.http.pages.session import Sessions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
@@ -140,6 +141,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
+        viewers=Sessions(on_loopback=is_loopback(settings.host)),
     )
 
 

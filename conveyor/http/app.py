@@ -24,6 +24,8 @@ from conveyor.http.middleware import (
     routing_problem,
 )
 from conveyor.http.pages.documents import page_routes
+from conveyor.http.pages.routes import Dashboard
+from conveyor.http.pages.viewer import Viewers
 from conveyor.http.request import (
     BODY_SECONDS,
     BodyLimits,
@@ -63,7 +65,8 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is. /readyz names what is `away`. A development server has an `inbox`.
+    is. /readyz names what is `away`. A development server has an `inbox`. Without `viewers` there
+    is no dashboard.
     """
 
     allowed_hosts: Collection[str]
@@ -74,6 +77,7 @@ class AppOptions:
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
     inbox: Inbox | None = None
+    viewers: Viewers | None = None
 
 
 def create_app(
@@ -131,11 +135,17 @@ def _routes(
     routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
     routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
     routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
-    pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
+    pages = page_routes(
+        service.options.public_origin,
+        has_metrics=registry is not None,
+        has_dashboard=options.viewers is not None,
+    )
     for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
     if options.inbox is not None:
         routes += options.inbox.routes()
+    if options.viewers is not None:
+        routes += Dashboard(service, options.viewers).routes()
     return routes
 
 

@@ -287,7 +287,7 @@ class Overviews:
         cursor.
         """
         view = await self._context.live_job(owner, job_id)
-        shown = await self._schedules.get(owner, job_id)
+        shown = await self._schedules.show(owner, job_id)
         fires = await self._schedules.list_fires(owner, job_id, cursor=cursor, limit=PAGE)
         line = self._line(view.job, view.latest_run)
         return SchedulePage(line, shown, fires.fires, fires.next_cursor)

@@ -164,7 +164,7 @@ async def show_task(call: PageCall) -> Screen:
         await call.owner(), call.job_id, call.named_run_id, call.task_id
     )
     media_type = _media_type(page.content_type or "")
-    is_image = media_type in IMAGES and bool(page.size) and page.size <= MOST_IMAGE
+    is_image = media_type in IMAGES and 0 < (page.size or 0) <= MOST_IMAGE
     return Screen(
         template="task.html",
         title=f"Task {page.task_id}",
@@ -201,9 +201,7 @@ async def show_deliveries(call: PageCall) -> Screen:
 
 async def show_delivery(call: PageCall) -> Screen:
     """Show an event with its attempts."""
-    page = await call.service.overviews.delivery(
-        await call.owner(), call.job_id, call.delivery_id
-    )
+    page = await call.service.overviews.delivery(await call.owner(), call.job_id, call.delivery_id)
     title = f"Event {page.delivery_id}"
     return Screen(template="delivery.html", title=title, section="Webhooks", page=page)
 

@@ -110,7 +110,8 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 1 or not seconds else "under 1 s"
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    left, shown = round(seconds), []
+    left = round(seconds)
+    shown: list[str] = []
     for name, length in units:
         if left >= length or shown:
             shown.append(f"{left // length} {name}")
