@@ -24,6 +24,7 @@ from conveyor.http.middleware import (
     routing_problem,
 )
 from conveyor.http.pages.documents import page_routes
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import (
     BODY_SECONDS,
     BodyLimits,
@@ -63,7 +64,8 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is. /readyz names what is `away`. A development server has an `inbox`.
+    is. /readyz names what is `away`. A development server has an `inbox`. Without `sessions` there
+    is no dashboard.
     """
 
     allowed_hosts: Collection[str]
@@ -74,6 +76,7 @@ class AppOptions:
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
     inbox: Inbox | None = None
+    sessions: SessionOptions | None = None
 
 
 def create_app(
