@@ -18,6 +18,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    session_options,
     webhooks_of,
 )
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -27,7 +28,7 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
-from conveyor.http.pages.session import Sessions
+from conveyor.http.pages.session import SessionOptions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
@@ -62,6 +63,7 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
+    sessions = session_options(settings)
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
@@ -80,7 +82,11 @@ async def open_dev(
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
         options=_app_options(
-            settings, clock, worker, _inbox(binding, clock, older) if inbox else None
+            settings,
+            clock,
+            worker,
+            inbox=_inbox(binding, clock, older) if inbox else None,
+            sessions=sessions,
         ),
     )
 
@@ -131,7 +137,12 @@ def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) ->
 
 
 def _app_options(
-    settings: Settings, clock: Clock, worker: Worker, inbox: Inbox | None
+    settings: Settings,
+    clock: Clock,
+    worker: Worker,
+    *,
+    inbox: Inbox | None,
+    sessions: SessionOptions | None,
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -141,7 +152,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
-        viewers=Sessions(on_loopback=is_loopback(settings.host)),
+        sessions=sessions,
     )
 
 

@@ -33,6 +33,9 @@ from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.http.auth import open_operator_keys
+from conveyor.http.middleware import is_loopback
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
@@ -150,6 +153,19 @@ def _authority(ca_file: str, variable: str) -> Path | None:
 def allowed_hosts(settings: Settings) -> list[str]:
     """Return the names allowed in Host, beside loopback and the public origin."""
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
+
+
+def session_options(settings: Settings) -> SessionOptions | None:
+    """Return who may look at pages; None without a dashboard.
+
+    Raises ConveyorError(invalid_argument) for unusable keys of operators.
+    """
+    if not settings.dashboard:
+        return None
+    return SessionOptions(
+        on_loopback=is_loopback(settings.host),
+        operators=open_operator_keys(settings.operator_keys),
+    )
 
 
 def body_memory(settings: Settings) -> BodyMemory:

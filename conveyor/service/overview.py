@@ -20,7 +20,6 @@ from msgspec import UNSET, UnsetType
 from conveyor.domain import params
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import not_found
-from conveyor.domain.failure_groups import FailureGroup
 from conveyor.domain.fires import with_known_zones
 from conveyor.domain.model import Job, JobView, Run, RunStatus, Task
 from conveyor.domain.states import LIVE_RUN_STATES
@@ -29,9 +28,10 @@ from conveyor.ports.records import RunPosition
 from conveyor.ports.workers import WorkerReport
 from conveyor.service.context import Context
 from conveyor.service.deliveries import DeliveryQueries
+from conveyor.service.failures import Failures, parse_groups
+from conveyor.service.links import LinkSigner
 from conveyor.service.page_schemas import (
     DeliveriesShown,
-    GroupLine,
     JobLine,
     JobsFound,
     LaneLine,
@@ -49,7 +49,7 @@ from conveyor.service.page_schemas import (
     WorkersPage,
 )
 from conveyor.service.responses import next_run, run_body, schedule_body, state_word
-from conveyor.service.results import Cursors, Results, bad_cursor
+from conveyor.service.results import FILTERS, Cursors, Results, bad_cursor
 from conveyor.service.schedules import JobSchedules
 from conveyor.service.schemas import (
     DeliveriesPage,
@@ -67,6 +67,8 @@ _BATCH = 100
 MOST_PREVIEWED = 65_536
 MOST_IMAGE = 1_048_576
 RUNS_SHOWN = 20
+ROWS_READ = 200
+"""Rows that a filtered page of results reads at most; then it is short, and goes on."""
 _SEEN = 2_000
 """Runs whose pace is remembered."""
 STATES = (*(s.value for s in RunStatus if s is not RunStatus.DELETED), "paused")
@@ -140,13 +142,15 @@ class Overviews:
         context: Context,
         cursors: Cursors,
         *,
-        results: Results,
+        links: LinkSigner,
+        failures: Failures,
         deliveries: DeliveryQueries,
         schedules: JobSchedules,
     ) -> None:
         self._context = context
         self._cursors = cursors
-        self._results = results
+        self._results = Results(context, cursors, links, least_read=ROWS_READ)
+        self._failures = failures
         self._deliveries = deliveries
         self._schedules = schedules
         self._paces = Paces()
@@ -341,7 +345,9 @@ class Overviews:
         """Return a run, the latest where `run_id` is None. Raises ConveyorError(not_found)."""
         view, run = await self._context.live_run(owner, job_id, run_id)
         runs = await self._context.runs.list_runs(owner, job_id, before=None, limit=RUNS_SHOWN + 1)
-        grouped = await self._context.tasks.failure_groups(run.run_id) if run.stats.failed else None
+        groups = []
+        if run.stats.failed:
+            groups = (await self._failures.of_run(owner, job_id, run.run_id)).groups
         line = self._line(view.job, run)
         left = run.stats.total - run.stats.completed
         return RunPage(
@@ -352,10 +358,7 @@ class Overviews:
             seconds_left=_seconds_left(left, line.pace),
             shape=run.stats.shape,
             rerun_of=present(run.rerun_of),
-            groups=[]
-            if grouped is None
-            else [_group_line(g, grouped.failed) for g in grouped.groups],
-            ungrouped=0 if grouped is None else grouped.other,
+            groups=groups,
             runs=[run_body(one) for one in runs[:RUNS_SHOWN]],
             has_more_runs=len(runs) > RUNS_SHOWN,
             has_webhook=view.job.webhook is not None,
@@ -363,18 +366,27 @@ class Overviews:
         )
 
     async def results(
-        self, owner: str, job_id: str, run_id: str, *, status: str, cursor: str | None
+        self,
+        owner: str,
+        job_id: str,
+        run_id: str,
+        *,
+        status: str,
+        group: str | None,
+        cursor: str | None,
     ) -> ResultsShown:
         """Return a page of rows. Raises ConveyorError: not_found; invalid_argument for a bad
-        cursor."""
+        cursor or a group without the status `failed`; no_matching_tasks for an unknown group."""
+        groups = parse_groups(group, FILTERS[status])
         view, run = await self._context.live_run(owner, job_id, run_id)
         page = await self._results.page(
-            owner, job_id, run_id, status=status, cursor=cursor, limit=PAGE
+            owner, job_id, run_id, status=status, groups=groups, cursor=cursor, limit=PAGE
         )
         return ResultsShown(
             job=self._line(view.job, run),
             run=self._run_body(run),
             status=status,
+            group=present(group),
             results=page.results,
             next_cursor=page.next_cursor,
         )
@@ -553,21 +565,6 @@ def _seconds_left(left: int, pace: Pace | UnsetType) -> float | UnsetType:
     if not left or not pace or not pace.per_second:
         return UNSET
     return round(left / pace.per_second, 1)
-
-
-def _group_line(group: FailureGroup, failed: int) -> GroupLine:
-    return GroupLine(
-        group=group.group_id,
-        reason=group.reason.value,
-        code=group.code,
-        status=group.status,
-        count=group.count,
-        share=group.count / failed,
-        first_at=rfc3339(group.first_at),
-        last_at=rfc3339(group.last_at),
-        detail=group.detail or "",
-        task_ids=list(group.task_ids),
-    )
 
 
 def _masked(merged: dict[str, str]) -> dict[str, str]:

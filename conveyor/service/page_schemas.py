@@ -14,6 +14,7 @@ from conveyor.domain.result_shape import ResultShape
 from conveyor.service.schemas import (
     DeliveriesPage,
     EventBody,
+    FailureGroupBody,
     FireRecordBody,
     JobScheduleBody,
     ProblemBody,
@@ -115,21 +116,6 @@ class JobsFound(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | UnsetType = UNSET
 
 
-class GroupLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure group; `share` is its part of all failed tasks."""
-
-    group: str
-    reason: str
-    code: str
-    status: int
-    count: int
-    share: float
-    first_at: str
-    last_at: str
-    detail: str
-    task_ids: list[str]
-
-
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     """A run, and what belongs to it."""
 
@@ -140,8 +126,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | UnsetType = UNSET
     shape: ResultShape
     rerun_of: str | UnsetType = UNSET
-    groups: list[GroupLine]
-    ungrouped: int
+    groups: list[FailureGroupBody]
     runs: list[RunBody]
     has_more_runs: bool
     has_webhook: bool

@@ -151,6 +151,7 @@ async def show_results(call: PageCall) -> Screen:
         call.job_id,
         call.named_run_id,
         status=call.word("status", tuple(FILTERS)) or "all",
+        group=call.text("group"),
         cursor=call.cursor,
     )
     title = f"Results of {page.job.name or 'job ' + page.job.job_id}"

@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from conveyor import __version__
 from conveyor.domain.result_shape import SIZE_BOUNDS
 from conveyor.http.pages.viewer import Viewer
-from conveyor.service.page_schemas import GroupLine, RunPage, TaskPage
-from conveyor.service.schemas import RunBody, ScheduleBody, StatsBody
+from conveyor.service.page_schemas import RunPage, TaskPage
+from conveyor.service.schemas import FailureGroupBody, RunBody, ScheduleBody, StatsBody
 
 HERE = Path(__file__).parent
 ROOT = "/dashboard"
@@ -157,10 +157,12 @@ def sizes(run: RunPage) -> list[tuple[str, int]]:
     return list(zip(names, run.shape.sizes, strict=True))
 
 
-def statuses(groups: Sequence[GroupLine]) -> list[tuple[int, int]]:
+def statuses(groups: Sequence[FailureGroupBody]) -> list[tuple[int, int]]:
     """Sum up failure groups by their status, the most frequent first."""
     totals: dict[int, int] = {}
     for group in groups:
+        if not group.status:
+            continue
         totals[group.status] = totals.get(group.status, 0) + group.count
     return sorted(totals.items(), key=lambda item: (-item[1], item[0]))
 
