@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
+    LoopOptions,
     Outside,
     Readiness,
     allowed_hosts,
@@ -34,6 +35,9 @@ from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.service.service import Service
 from conveyor.settings import Settings
+
+REPORT_EVERY = 1.0
+"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
@@ -72,7 +76,14 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
-    worker = build_worker(binding.ports, outside, settings, clock, telemetry=telemetry)
+    worker = build_worker(
+        binding.ports,
+        outside,
+        settings,
+        clock,
+        telemetry=telemetry,
+        options=LoopOptions(report_every=REPORT_EVERY),
+    )
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()

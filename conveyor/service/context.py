@@ -23,6 +23,7 @@ from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskReader, UnfinishedTasks
 from conveyor.ports.workers import Workers
 from conveyor.service.callers import Keyring
+from conveyor.service.waiting import RunWaits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class ServiceOptions:
     input_ttl: float = 86_400.0
     export_ttl: float = 43_200.0
     max_export_bytes: int = 107_374_182_400
+    heartbeat: float = 10.0
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
@@ -114,7 +116,8 @@ class ApiPorts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The roles of the store, the clock, the options and the keys, and what is away."""
+    """The roles of the store, the clock, the options and the keys, what is away, and what runs wait
+    for."""
 
     jobs: Jobs
     runs: ApiRuns
@@ -128,6 +131,7 @@ class Context:
     clock: Clock
     options: ServiceOptions
     keyring: Keyring
+    waits: RunWaits
     outages: Callable[[], Sequence[Outage]] = tuple
 
     def outage(self) -> Outage | None:
