@@ -210,6 +210,8 @@ def service_options(
         export_ttl=settings.export_ttl,
         max_export_bytes=settings.max_export_bytes,
         heartbeat=_heartbeat(settings),
+        max_streams=settings.max_streams,
+        max_caller_streams=settings.max_caller_streams,
         older_secrets=older_secrets,
     )
 

@@ -73,6 +73,10 @@ class JobQueries:
         run = await self._context.runs.get_run(caller_id, job_id, run_id)
         if run is None:
             raise not_found("run")
+        return await self.show(run)
+
+    async def show(self, run: Run) -> RunBody:
+        """Return a run that was read, as the wire shows it by itself."""
         waits = await self._context.waits.look()
         return run_body(run, self._context.outage(), waits=waits)
 

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.event_streams import event_stream
 from conveyor.http.middleware import request_id_of
 from conveyor.http.pages.viewer import Viewer, Viewers
 from conveyor.http.pages.views import HERE, ROOT, STATIC, Screen, job_path, render
@@ -45,6 +46,7 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+EVENT_HEADERS = {name: PAGE_HEADERS[name] for name in ("X-Content-Type-Options", "Referrer-Policy")}
 PREVIEW_HEADERS = {
     **PAGE_HEADERS,
     "Content-Security-Policy": (
@@ -225,6 +227,7 @@ async def show_schedule(call: PageCall) -> Screen:
 _RUN = f"{ROOT}/jobs/{{job_id}}/runs/{{run_id}}"
 _TASK = f"{_RUN}/tasks/{{task_id}}"
 PREVIEW = f"{_TASK}/preview"
+EVENTS = f"{ROOT}/events"
 PAGES: dict[str, Show] = {
     ROOT: show_overview,
     f"{ROOT}/jobs": show_jobs,
@@ -264,6 +267,7 @@ class Dashboard:
         """Return the routes of all pages, their JSON, the previews and the files."""
         routes = [Route(f"{STATIC}/{{name}}", self.file, methods=["GET"])]
         routes.append(Route(PREVIEW, self.preview, methods=["GET"]))
+        routes.append(Route(EVENTS, self.events, methods=["GET"]))
         for path, show in PAGES.items():
             routes.append(Route(f"{path}.json", self._endpoint(show, True), methods=["GET"]))
             routes.append(Route(path, self._endpoint(show, False), methods=["GET"]))
@@ -346,6 +350,15 @@ class Dashboard:
         if request.headers.get("If-None-Match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=_FILES[name])
+
+    async def events(self, request: Request) -> Response:
+        """Answer with the stream of the viewer's runs."""
+        viewer = await self._viewers.identify(request)
+        if viewer is None:
+            return self.stranger(request, as_json=True)
+        answer = await event_stream(request, self._service, viewer.caller_id)
+        answer.headers.update(EVENT_HEADERS)
+        return answer
 
     async def preview(self, request: Request) -> Response:
         """Answer with the beginning of a body: as text, as the page that it is, or as an image."""
