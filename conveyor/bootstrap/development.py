@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
+    LoopOptions,
     Outside,
     Readiness,
     allowed_hosts,
@@ -18,6 +19,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    session_options,
     webhooks_of,
 )
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -27,12 +29,16 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
+from conveyor.http.pages.session import SessionOptions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
+
+REPORT_EVERY = 1.0
+"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
@@ -63,6 +69,7 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
+    sessions = session_options(settings)
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
@@ -71,7 +78,14 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
-    worker = build_worker(binding.ports, outside, settings, clock, telemetry=telemetry)
+    worker = build_worker(
+        binding.ports,
+        outside,
+        settings,
+        clock,
+        telemetry=telemetry,
+        options=LoopOptions(report_every=REPORT_EVERY),
+    )
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -81,7 +95,11 @@ async def open_dev(
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
         options=_app_options(
-            settings, clock, worker, _inbox(binding, clock, older) if inbox else None
+            settings,
+            clock,
+            worker,
+            inbox=_inbox(binding, clock, older) if inbox else None,
+            sessions=sessions,
         ),
     )
 
@@ -133,7 +151,12 @@ def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) ->
 
 
 def _app_options(
-    settings: Settings, clock: Clock, worker: Worker, inbox: Inbox | None
+    settings: Settings,
+    clock: Clock,
+    worker: Worker,
+    *,
+    inbox: Inbox | None,
+    sessions: SessionOptions | None,
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -143,6 +166,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
+        sessions=sessions,
     )
 
 

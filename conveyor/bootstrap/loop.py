@@ -3,11 +3,13 @@ service's options."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 
+from conveyor import __version__
 from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.signatures import SigningKeySealer
@@ -16,6 +18,7 @@ from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
+from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Reports, Telemetry
 from conveyor.engine.worker import OverlappingTicker, Ticker, Worker
@@ -33,6 +36,9 @@ from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.http.auth import open_operator_keys
+from conveyor.http.middleware import is_loopback
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
@@ -54,6 +60,7 @@ from conveyor.ports.queues import (
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.workers import Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import ServiceOptions
@@ -152,6 +159,19 @@ def allowed_hosts(settings: Settings) -> list[str]:
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
 
 
+def session_options(settings: Settings) -> SessionOptions | None:
+    """Return who may look at pages; None without a dashboard.
+
+    Raises ConveyorError(invalid_argument) for unusable keys of operators.
+    """
+    if not settings.dashboard:
+        return None
+    return SessionOptions(
+        on_loopback=is_loopback(settings.host),
+        operators=open_operator_keys(settings.operator_keys),
+    )
+
+
 def body_memory(settings: Settings) -> BodyMemory:
     """Return the bounds on the memory for request bodies."""
     return BodyMemory(limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory)
@@ -189,6 +209,7 @@ def service_options(
         input_ttl=settings.input_ttl,
         export_ttl=settings.export_ttl,
         max_export_bytes=settings.max_export_bytes,
+        heartbeat=_heartbeat(settings),
         max_streams=settings.max_streams,
         max_caller_streams=settings.max_caller_streams,
         older_secrets=older_secrets,
@@ -214,7 +235,8 @@ and of the time to count there is a line in each minute."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
-    """The roles that discovering and working tasks uses; `sealer` opens callers' keys."""
+    """The roles that discovering and working tasks uses; `sealer` opens callers' keys. Without
+    `workers` the worker says nothing of itself."""
 
     jobs: JobLookup
     runs: WorkerRuns
@@ -226,6 +248,7 @@ class WorkerPorts:
     gateway: Gateway
     sealer: KeySealer
     pipeline: Pipeline | None = None
+    workers: Workers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,13 +266,15 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it, and how events are delivered, for alarms.
+    adds workers by it, and how events are delivered, for alarms. The worker reports what it does
+    once a heartbeat, and each `report_every` seconds if that is less.
     """
 
     policy: PolicyFactory = ReservePolicy
     polling: Polling = Polling()
     picking: Callable[[], PickingRule] = LeastInFlight
     logs_backlog: bool = False
+    report_every: float = math.inf
 
 
 USUAL = LoopOptions()
@@ -279,6 +304,7 @@ def build_worker(
         gateway=outside.gateway,
         sealer=KeySealer(secrets),
         pipeline=binding.pipeline,
+        workers=binding.workers,
     )
     notifier = _notifier(binding, settings, clock, telemetry, origin=outside.origin)
     deliverer = _deliverer(binding, outside.webhooks, settings, clock, telemetry)
@@ -346,6 +372,21 @@ def assemble_worker(
         tickers=[*chores.tickers, *counting],
         overlapping=chores.overlapping,
         outages=outages,
+        reporter=WorkerReporter(
+            Reported(dispatcher, policy, outages),
+            ports.workers,
+            clock,
+            ReporterOptions(
+                worker_id=name,
+                version=__version__,
+                heartbeat=_heartbeat(settings),
+                every=min(_heartbeat(settings), options.report_every),
+                slots=settings.workers,
+                claim_seconds=settings.visibility_timeout,
+            ),
+        )
+        if ports.workers is not None
+        else None,
     )
 
 

@@ -18,6 +18,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    session_options,
     webhooks_of,
 )
 from conveyor.domain.api_keys import secret_bytes
@@ -29,6 +30,7 @@ from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
@@ -104,6 +106,7 @@ async def open_role(
     unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
+    sessions = session_options(settings) if settings.role == "api" else None
     with _extra():
         from conveyor.prod.binding import open_binding
 
@@ -124,7 +127,15 @@ async def open_role(
         results, progress = service.results, service.progress
         _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
         _measure_streams(telemetry, progress)
-        app = _app(binding, settings, clock, service=service, api_keys=api_keys, ready=readiness)
+        app = _app(
+            binding,
+            settings,
+            clock,
+            service=service,
+            api_keys=api_keys,
+            sessions=sessions,
+            ready=readiness,
+        )
     return RoleRuntime(
         app=app,
         worker=worker,
@@ -206,6 +217,7 @@ def _app(
     *,
     service: Service,
     api_keys: ApiKeys,
+    sessions: SessionOptions | None,
     ready: Readiness,
 ) -> Any:
     return create_app(
@@ -220,6 +232,7 @@ def _app(
             body_memory=body_memory(settings),
             api_keys=api_keys,
             rate_limit=binding.rate_limit,
+            sessions=sessions,
         ),
     )
 

@@ -29,6 +29,7 @@ from conveyor.client.wire import (
     DeliveryHeadersReply,
     DeliveryReply,
     ExportReply,
+    FailuresReply,
     FinalizedKeyReply,
     FiresReply,
     InputReply,
@@ -289,10 +290,12 @@ class Api:
         response = await self._send("POST", f"/jobs/{_quoted(job_id)}/{verb}")
         return self._decode(response, RunReply)
 
-    async def rerun(self, job_id: str, *, status: str | None, idempotency_key: str) -> RerunReply:
-        """Run a job again: all tasks, or those in `status`."""
+    async def rerun(
+        self, job_id: str, *, status: str | None, group: str | None = None, idempotency_key: str
+    ) -> RerunReply:
+        """Run a job again: all tasks, or those in `status`, or in one failure `group` of a list."""
         path = f"/jobs/{_quoted(job_id)}/rerun"
-        query = {"status": status}
+        query = {"status": status, "group": group}
         response = await self._send("POST", path, query=query, idempotency_key=idempotency_key)
         return self._decode(response, RerunReply)
 
@@ -393,13 +396,25 @@ class Api:
         response = await self._send("POST", path, body={"schedule_state": state})
         return self._decode(response, JobReply)
 
+    async def failures(self, job_id: str, run_id: str) -> FailuresReply:
+        """Read the failed tasks of a run by kind."""
+        path = f"{_run_path(job_id, run_id)}/failures"
+        return self._decode(await self._send("GET", path), FailuresReply)
+
     async def results(
-        self, job_id: str, *, run_id: str | None = None, status: str | None = None
+        self,
+        job_id: str,
+        *,
+        run_id: str | None = None,
+        status: str | None = None,
+        group: str | None = None,
     ) -> AsyncIterator[tuple[ResultRow, bytes]]:
         """Yield every row of a run (the latest by default) in submission order, with its JSON."""
         cursor = None
         while True:
-            page = await self.results_page(job_id, run_id, status=status, cursor=cursor)
+            page = await self.results_page(
+                job_id, run_id, status=status, group=group, cursor=cursor
+            )
             for row in page.rows:
                 yield row
             if not page.next_cursor:
@@ -407,11 +422,17 @@ class Api:
             cursor = page.next_cursor
 
     async def results_page(
-        self, job_id: str, run_id: str | None, *, status: str | None, cursor: str | None
+        self,
+        job_id: str,
+        run_id: str | None,
+        *,
+        status: str | None,
+        cursor: str | None,
+        group: str | None = None,
     ) -> ResultRows:
         """Read one page of the rows of a run; without `run_id`, of the latest."""
         path = _run_path(job_id, run_id) if run_id else f"/jobs/{_quoted(job_id)}"
-        query = {"status": status, "limit": "1000", "cursor": cursor}
+        query = {"status": status, "group": group, "limit": "1000", "cursor": cursor}
         page = self._decode(await self._send("GET", f"{path}/results", query=query), RawResultsPage)
         rows = [(self._parse(bytes(raw), ResultRow), bytes(raw)) for raw in page.results]
         return ResultRows(rows, page.next_cursor or None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from conveyor.client.api import Api
-from conveyor.client.errors import ClientError, ServerUnreachable
+from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import command, count, duration, printable
 from conveyor.client.progress import ProgressView
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
+from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
 
 FIRST_INTERVAL = 0.05
@@ -125,6 +126,24 @@ class _Unheard:
 async def latest_run(api: Api, job_id: str, *, server: str | None = None) -> RunReply:
     """Read the latest run of a job. Raises ClientError as `run_of` does."""
     return run_of(await api.job(job_id), server=server)
+
+
+async def named_run(
+    api: Api, job_id: str, run_id: str | None, *, server: str | None = None
+) -> RunReply:
+    """Read a run of a job, by default the latest. Raises ClientError if there is none."""
+    if not run_id:
+        return await latest_run(api, job_id, server=server)
+    unknown = ClientError(f"job {printable(job_id)} has no run {printable(run_id)}")
+    if not run_id.strip("."):
+        # In a path it would name something else.
+        raise unknown
+    try:
+        return await api.run(job_id, run_id)
+    except ServerRefused as refusal:
+        if refusal.code != ErrorCode.NOT_FOUND:
+            raise
+        raise unknown from None
 
 
 def run_of(job: JobReply | SubmitReply, *, server: str | None = None) -> RunReply:

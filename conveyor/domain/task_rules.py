@@ -25,6 +25,7 @@ from conveyor.domain.model import (
     TaskStatus,
     WaitReason,
 )
+from conveyor.domain.result_shape import ResultShape, ShapeCounter
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 
 TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
@@ -142,9 +143,11 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotYet(msgspec.Struct, frozen=True, gc=False):
-    """The row cannot be claimed; it is to be looked at again at `until`."""
+    """The row cannot be claimed; it is to be looked at again at `until`. `is_due_later`: it waits
+    for that, and nobody has claimed it."""
 
     until: int
+    is_due_later: bool = False
 
 
 # -- the rules --
@@ -206,7 +209,7 @@ def claim_change(
     if status is TaskStatus.PENDING:
         if row.not_before <= now:
             return _TAKEN
-        return NotYet(_held_until(row.not_before, since=row.updated_at, now=now))
+        return NotYet(_held_until(row.not_before, since=row.updated_at, now=now), True)
     if row.claimed_until > now:
         return NotYet(_held_until(row.claimed_until, since=row.claimed_at, now=now))
     return interruption_change(row, now=now, max_interruptions=max_interruptions)
@@ -314,6 +317,7 @@ class RunCounters:
     failure_reasons: dict[str, int] = field(default_factory=dict)
     credits: int = 0
     cost: float = 0.0
+    shape: ShapeCounter = field(default_factory=lambda: ShapeCounter.of(ResultShape()))
 
     def add(self, delta: RunDelta) -> None:
         """Account for one change of a task."""
@@ -326,6 +330,8 @@ class RunCounters:
         self.failed += delta.failed
         if delta.failure is not None:
             self.failure_reasons[delta.failure] = self.failure_reasons.get(delta.failure, 0) + 1
+        if delta.result is not None:
+            self.shape.add(delta.result.size, delta.result.content_type)
 
     def touch(self, now: int) -> None:
         """Account for a write at `now`, by the writer's clock."""

@@ -71,6 +71,11 @@ PARAMETERS: dict[str, Schema] = {
         "Only these tasks. `processing` means all that have not ended.",
         {"type": "string", "enum": list(results.FILTERS), "default": "all"},
     ),
+    "FailureGroup": _query(
+        "group",
+        "Only tasks of these failure groups, as a comma list; needs `status=failed`.",
+        {"type": "string", "pattern": "^[^,]+(,[^,]+)*$"},
+    ),
     "RerunStatus": _query(
         "status",
         "The states of the tasks to redo, as a comma list; the others are inherited. "
@@ -253,7 +258,7 @@ _ON_JOBS = (
         success=201,
         later=True,
         answer="Rerun",
-        parameters=("RerunStatus", "IdempotencyKey"),
+        parameters=("RerunStatus", "FailureGroup", "IdempotencyKey"),
         note=(
             "201 where the rows are written, 202 where they follow; a `status` makes it partial. "
             "A scheduled job without a run gets one of its list."
@@ -328,8 +333,21 @@ _ON_RESULTS = (
         "Results",
         "List results in submission order",
         answer="ResultsPage",
-        parameters=("ResultStatus", "ResultLimit", "Cursor"),
-        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
+        parameters=("ResultStatus", "FailureGroup", "ResultLimit", "Cursor"),
+        note="`no_matching_tasks` for a group that the run does not have.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.NO_MATCHING_TASKS,
+        ),
+    ),
+    Operation(
+        method="get",
+        path=f"{_RUN}/failures",
+        id="getRunFailures",
+        summary="Read the failed tasks of a run by kind, the most frequent kind first",
+        answer="Failures",
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     *_of_both_runs(
         "/tasks/{task_id}/content",

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.failure_groups import FailureGroups, GroupFilter
-from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.domain.failure_groups import FailureGroups
+from conveyor.domain.model import Event, GroupFilter, RunStatus, Task, TaskStatus
 from conveyor.domain.task_rules import Settlement
 
 
@@ -25,10 +25,12 @@ class Claimed(msgspec.Struct, frozen=True):
 class ClaimedElsewhere(msgspec.Struct, frozen=True):
     """Another worker's live claim, or a retry that is not due yet.
 
-    The message is to be hidden until `until`, in milliseconds since the epoch.
+    The message is to be hidden until `until`, in milliseconds since the epoch. `is_due_later`: the
+    row waits for that instant, and nobody has claimed it.
     """
 
     until: int
+    is_due_later: bool = False
 
 
 class NotClaimable(msgspec.Struct, frozen=True):

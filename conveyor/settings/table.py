@@ -56,6 +56,8 @@ class Settings:
     webhook_private: str = ""
     webhook_ca_file: str = ""
     allowed_hosts: str = ""
+    dashboard: bool = True
+    operator_keys: str = ""
     secret: str = field(default="", repr=False)
     log_level: str = "info"
     log_format: str = "text"
@@ -247,6 +249,20 @@ SETTINGS: tuple[Setting, ...] = (
         "allowed_hosts",
         "comma list",
         "further host names that requests may use",
+        used_by=SERVERS,
+    ),
+    Setting(
+        "dashboard",
+        "switch",
+        "serve pages to look at, under /dashboard",
+        used_by=SERVERS,
+        production=False,
+    ),
+    Setting(
+        "operator_keys",
+        "hashes or path",
+        "who may see all callers on pages: as `CONVEYOR_API_KEYS`, without `any`; who has `acts` "
+        "behind the hash may also change their jobs",
         used_by=SERVERS,
     ),
     Setting(
