@@ -24,7 +24,8 @@ from conveyor.http.middleware import (
     routing_problem,
 )
 from conveyor.http.pages.documents import page_routes
-from conveyor.http.pages.session import SessionOptions
+from conveyor.http.pages.routes import Dashboard
+from conveyor.http.pages.session import SessionOptions, Sessions
 from conveyor.http.request import (
     BODY_SECONDS,
     BodyLimits,
@@ -93,7 +94,7 @@ def create_app(
     path.
     """
     app = Starlette(
-        routes=_routes(service, registry, ready, options),
+        routes=_routes(service, registry, ready, options) + _pages(service, clock, options),
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
@@ -134,12 +135,29 @@ def _routes(
     routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
     routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
     routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
-    pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
+    pages = page_routes(
+        service.options.public_origin,
+        has_metrics=registry is not None,
+        has_dashboard=options.sessions is not None,
+    )
     for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
     if options.inbox is not None:
         routes += options.inbox.routes()
     return routes
+
+
+def _pages(service: Service, clock: Clock, options: AppOptions) -> list[Route]:
+    if options.sessions is None:
+        return []
+    sessions = Sessions(
+        service,
+        clock,
+        options.sessions,
+        api_keys=options.api_keys,
+        rate_limit=options.rate_limit,
+    )
+    return Dashboard(service, sessions).routes()
 
 
 def _endpoint(

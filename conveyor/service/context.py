@@ -21,6 +21,7 @@ from conveyor.ports.records import ApiRuns, Idempotency
 from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskReader, UnfinishedTasks
+from conveyor.ports.workers import Workers
 from conveyor.service.callers import Keyring
 
 
@@ -102,6 +103,9 @@ class ApiPorts(Protocol):
     def signals(self) -> Signals: ...
 
     @property
+    def workers(self) -> Workers: ...
+
+    @property
     def root_secret(self) -> bytes: ...
 
     @property
@@ -120,6 +124,7 @@ class Context:
     deliveries: DeliveryLog
     schedules: Schedules
     blobs: Blobs
+    workers: Workers
     clock: Clock
     options: ServiceOptions
     keyring: Keyring

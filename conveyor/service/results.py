@@ -214,8 +214,16 @@ class Results:
     `rows_discarded` counts rows that were read for pages and are on none.
     """
 
-    def __init__(self, context: Context, cursors: Cursors, links: LinkSigner) -> None:
+    def __init__(
+        self,
+        context: Context,
+        cursors: Cursors,
+        links: LinkSigner,
+        *,
+        least_read: int = LEAST_READ,
+    ) -> None:
         self._context = context
+        self._least_read = least_read
         self._tasks = context.tasks
         self._cursors = cursors
         self._links = links
@@ -254,13 +262,13 @@ class Results:
         if groups is not None:
             chosen = await known_groups(self._tasks, run.run_id, groups)
         read = task_reader(self._tasks, run.run_id, statuses=FILTERS[status], groups=chosen)
-        most_read = None if FILTERS[status] is None else max(LEAST_READ, READ_PER_ROW * limit)
+        most_read = None if FILTERS[status] is None else max(self._least_read, READ_PER_ROW * limit)
         page = await _gather(read, view.job, run, position, most_read=most_read, limit=limit)
         self.rows_discarded += page.discarded
         following = None
         if page.more:
             following = encode_run_position(self._cursors, run.run_id, page.positions, scope=scope)
-        return ResultsPage(await self._bodies(view.job, run, page.rows), present(following))
+        return ResultsPage(await self.rows(view.job, run, page.rows), present(following))
 
     async def content(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
@@ -307,7 +315,8 @@ class Results:
             raise not_found("task")
         return history_body(events, wait_body(task, run, now=self._context.clock.now()))
 
-    async def _bodies(self, job: Job, run: Run, tasks: Sequence[Task]) -> list[ResultItem]:
+    async def rows(self, job: Job, run: Run, tasks: Sequence[Task]) -> list[ResultItem]:
+        """Show tasks of a run as rows of a list, with fresh links."""
         now = self._context.clock.now()
         link_end = now + round(self._context.options.result_url_ttl * 1_000)
         ends = await self._expiry.of(tasks, job.result_ttl_days, horizon=link_end)

@@ -19,6 +19,7 @@ from conveyor.service.idempotency import IdempotentRequests
 from conveyor.service.jobs import JobCommands, JobQueries
 from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
+from conveyor.service.overview import Overviews
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import JobSchedules
@@ -52,6 +53,7 @@ def _context(
         deliveries=ports.deliveries,
         schedules=ports.schedules,
         blobs=ports.blobs,
+        workers=ports.workers,
         clock=clock,
         options=options,
         keyring=keyring,
@@ -67,8 +69,8 @@ class Service:
     `inputs` takes files of tasks, `exports` makes archives of results, `rotations` changes signing
     keys, `webhooks` sets the webhooks of jobs, `webhook_tests` tests receivers, `deliveries` reads
     the log of events, `replays` sends some again, `schedules` shows and changes schedules,
-    `sign_ins` lets people into pages.
-    `outages` tells what the worker of this process waits for.
+    `sign_ins` lets people into pages, `overviews` reads pages. `outages` tells what the worker of
+    this process waits for.
     """
 
     def __init__(
@@ -116,6 +118,14 @@ class Service:
         self.deliveries = DeliveryQueries(context, cursors, signer)
         self.replays = DeliveryReplays(context, once)
         self.schedules = JobSchedules(context, cursors)
+        self.overviews = Overviews(
+            context,
+            cursors,
+            links=links,
+            failures=self.failures,
+            deliveries=self.deliveries,
+            schedules=self.schedules,
+        )
         self.sign_ins = SignIns(self._keyring, clock)
 
     def identify(self, api_key: str | None) -> Caller:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection
+from random import Random
 
 import pytest
 
@@ -18,7 +20,9 @@ from conveyor.domain.failure_groups import (
 )
 from conveyor.domain.model import GroupFilter, Problem, RunStatus, Task, TaskFailure
 from conveyor.domain.shards import Shards, ShardScheme
-from conveyor.domain.task_rules import Failed
+from conveyor.domain.task_rules import Failed, Settlement, Succeeded
+from conveyor.ports.tasks import Claimed
+from tests.conformance.bindings import BindingKind
 from tests.conformance.world import CALLER, CLAIM_LENGTH, F, P, S, World, refused
 
 REASONS = list(TaskFailure)
@@ -371,3 +375,77 @@ async def test_what_comes_after_the_last_group_falls_into_one(world: World) -> N
     assert await failures.counts() == {group: 1 for group in counts if group != id_of(inside)}
     fresh = [row.index for row in await failures.rows() if row.status is P]
     assert fresh == sorted([*others, inside, count + 1])
+
+
+class Weather:
+    """Work on a run by workers that die, and messages that come twice."""
+
+    def __init__(self, failures: Failures, seed: int, count: int) -> None:
+        self.failures = failures
+        self.world = failures.world
+        self.random = Random(seed)
+        self.open = set(range(count))
+
+    async def work(self, index: int) -> None:
+        """Claim a task, and fail it once or twice, end it, try it again, or die with it."""
+        failures, world, random = self.failures, self.world, self.random
+        claim = await world.claim(failures.run_id, index)
+        if not isinstance(claim, Claimed):
+            return
+        task = claim.task
+        chance = random.random()
+        if chance < 0.15:
+            return  # its worker is gone
+        kind = random.randrange(50)
+        problem = problem_of(kind, index)
+        failed = Failed(world.attempt(task, problem), problem, reason_of(kind))
+        settlement: Settlement = failed
+        if chance < 0.3:
+            settlement = world.success(task)
+        elif chance < 0.5:
+            settlement = world.retry(task)
+        copies = 1 + (random.random() < 0.5)
+        settled = await asyncio.gather(*(world.settle(task, settlement) for _ in range(copies)))
+        assert sum(one.applied for one in settled) == 1
+        if isinstance(settlement, Failed | Succeeded):
+            self.open.discard(index)
+
+    async def look(self) -> None:
+        """Read the groups: they add up to the failed tasks of the very answer."""
+        groups = await self.world.groups(self.failures.run_id)
+        assert groups.other == 0
+        assert sum(group.count for group in groups.groups) == groups.failed
+
+    async def round(self) -> None:
+        """Work every task that is open, all at once, and look meanwhile."""
+        order = sorted(self.open)
+        self.random.shuffle(order)
+        steps = [self.work(index) for index in order for _ in range(1 + (index % 3 == 0))]
+        await asyncio.gather(*steps, *(self.look() for _ in range(5)))
+        await self.look()
+        await self.world.clock.advance(CLAIM_LENGTH / 1_000 + 1)
+        rows = await self.failures.rows()
+        self.open = {row.index for row in rows if row.status not in (S, F)}
+
+
+@pytest.mark.guarantee("G3")
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(n, marks=pytest.mark.extended) for n in (2, 3))]
+)
+async def test_groups_add_up_at_every_read_whatever_happens(
+    world: World, binding_kind: BindingKind, seed: int
+) -> None:
+    count = round(150 * binding_kind.effort)
+    failures = await Failures(world, Shards()).submit(count)
+    weather = Weather(failures, seed, count)
+    while weather.open:
+        await weather.round()
+    run = await world.run(failures.job_id)
+    assert (run.status, run.stats.completed) == (RunStatus.COMPLETED, count)
+    expected: Counter[str] = Counter()
+    for row in await failures.rows():
+        if row.status is F:
+            assert row.failure is not None
+            assert row.error is not None
+            expected[failure_kind(row.failure, row.error).group_id] += 1
+    assert await failures.counts() == expected
