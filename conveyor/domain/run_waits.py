@@ -126,13 +126,14 @@ Sight = tuple[WorkerReport, LaneReport]
 class Crew:
     """All workers as they were last heard.
 
-    `heard_at` is the last instant at which some worker was heard, or from which on nobody was;
-    `heartbeat` is that of workers that were never heard, in seconds.
+    `heard_at` is the instant of the last word of all that are kept; without any, the one given,
+    from which on nobody was heard. `heartbeat` is that of workers that were never heard, in
+    seconds.
     """
 
     def __init__(self, reports: Sequence[WorkerReport], *, heard_at: int, heartbeat: float) -> None:
         self.reports = reports
-        self.heard_at = max([heard_at, *(one.said_at for one in reports)])
+        self.heard_at = max((one.said_at for one in reports), default=heard_at)
         self.heartbeat = heartbeat
         self._sights: defaultdict[str, list[Sight]] = defaultdict(list)
         for worker in reports:

@@ -140,13 +140,14 @@ class WorkerReporter:
             limit=lane.limit,
             ceiling=min(lane.limit, int(lane.ceiling)),
         )
-        reason = None if lane.closed or lane.dropped else self._reason(lane, away, rows, now)
-        return self._told(seen, reason, rows, now, wall)
+        return self._told(seen, self._reason(lane, away, rows, now), rows, now, wall)
 
     def _reason(
         self, lane: Lane, away: Sequence[Outage], rows: PutOffRows | None, now: float
     ) -> _Reason | None:
         """Return the first reason of the list that keeps this worker from calling more."""
+        if lane.closed or lane.dropped:
+            return _put_off(rows) if rows is not None and lane.only_waits else None
         if lane.lost_since is not None:
             return _Reason(RunWaitReason.QUEUE_LOST, lane.lost_since)
         permits = self._policy.state(lane, now)

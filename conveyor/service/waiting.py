@@ -66,5 +66,5 @@ class RunWaits:
             self._heard_at = self._clock.now()
             return None
         crew = Crew(reports, heard_at=self._heard_at, heartbeat=self._heartbeat)
-        self._heard_at = crew.heard_at
+        self._heard_at = max(self._heard_at, crew.heard_at)
         return crew

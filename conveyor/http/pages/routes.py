@@ -55,6 +55,8 @@ PREVIEW_HEADERS = {
 }
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
 PAGES_OF_MARKUP = frozenset({"text/html", "application/xhtml+xml"})
+GROUPS_SHOWN = 40
+"""Failure groups on one page: more would make it large."""
 MOST_HEX = 4_096
 """Bytes that are shown of a body that is no text."""
 _FILES = {
@@ -92,6 +94,13 @@ class PageCall(PathIds):
                 ErrorCode.INVALID_ARGUMENT, f"{name}: must be one of {', '.join(words)}"
             )
         return value
+
+    def number(self, name: str) -> int:
+        """Return a parameter that must be a whole number, 0 if it is absent or empty."""
+        value = self.text(name) or "0"
+        if not value.isdecimal() or len(value) > 6:
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{name}: must be a whole number")
+        return int(value)
 
     def text(self, name: str) -> str | None:
         """Return a parameter, None if it is absent or empty."""
@@ -143,7 +152,8 @@ async def show_run(call: PageCall) -> Screen:
             raise
         return await show_schedule(call)
     title = f"{page.job.name or 'Job ' + page.job.job_id}, run {page.run.run_sequence}"
-    return Screen(template="run.html", title=title, section="Jobs", page=page)
+    values = {"groups_from": call.number("groups_from"), "groups_shown": GROUPS_SHOWN}
+    return Screen(template="run.html", title=title, section="Jobs", page=page, values=values)
 
 
 async def show_results(call: PageCall) -> Screen:
