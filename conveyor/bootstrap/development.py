@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
+    LoopOptions,
     Outside,
     Readiness,
     allowed_hosts,
@@ -32,8 +33,12 @@ from conveyor.http.pages.session import SessionOptions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
+from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
+
+REPORT_EVERY = 1.0
+"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
@@ -41,13 +46,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: the application to serve, its protocol, the worker to run, the URL of
-    the inbox (empty without one), `hurry` to call once it is to stop, and `aclose` to call at the
-    end."""
+    """An assembled process: the application to serve, its protocol, the worker and the progress to
+    run, the URL of the inbox (empty without one), `hurry` to call once it is to stop, and `aclose`
+    to call at the end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
     worker: Worker
+    progress: Progress
     data_dir: Path
     readiness: Readiness
     inbox: str
@@ -72,7 +78,14 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
-    worker = build_worker(binding.ports, outside, settings, clock, telemetry=telemetry)
+    worker = build_worker(
+        binding.ports,
+        outside,
+        settings,
+        clock,
+        telemetry=telemetry,
+        options=LoopOptions(report_every=REPORT_EVERY),
+    )
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -101,6 +114,7 @@ async def open_dev(
         app,
         serving,
         worker,
+        service.progress,
         binding.directory.path,
         readiness,
         inbox,
@@ -171,5 +185,7 @@ def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service:
         "store_rows_returned",
         lambda: store.rows_returned - results.rows_discarded,
     )
+    telemetry.gauge("streams", lambda: service.progress.streams)
+    telemetry.total("stream_reads", lambda: service.progress.reads)
     telemetry.gauge("wal_bytes", store.wal_size)
     telemetry.gauge("loop_lag_seconds", lambda: worker.lag.seconds)

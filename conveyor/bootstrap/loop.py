@@ -3,11 +3,13 @@ service's options."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 
+from conveyor import __version__
 from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.signatures import SigningKeySealer
@@ -16,6 +18,7 @@ from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
+from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Reports, Telemetry
 from conveyor.engine.worker import OverlappingTicker, Ticker, Worker
@@ -57,6 +60,7 @@ from conveyor.ports.queues import (
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.workers import Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import ServiceOptions
@@ -205,6 +209,9 @@ def service_options(
         input_ttl=settings.input_ttl,
         export_ttl=settings.export_ttl,
         max_export_bytes=settings.max_export_bytes,
+        heartbeat=_heartbeat(settings),
+        max_streams=settings.max_streams,
+        max_caller_streams=settings.max_caller_streams,
         older_secrets=older_secrets,
     )
 
@@ -228,7 +235,8 @@ and of the time to count there is a line in each minute."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
-    """The roles that discovering and working tasks uses; `sealer` opens callers' keys."""
+    """The roles that discovering and working tasks uses; `sealer` opens callers' keys. Without
+    `workers` the worker says nothing of itself."""
 
     jobs: JobLookup
     runs: WorkerRuns
@@ -240,6 +248,7 @@ class WorkerPorts:
     gateway: Gateway
     sealer: KeySealer
     pipeline: Pipeline | None = None
+    workers: Workers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,13 +266,15 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it, and how events are delivered, for alarms.
+    adds workers by it, and how events are delivered, for alarms. The worker reports what it does
+    once a heartbeat, and each `report_every` seconds if that is less.
     """
 
     policy: PolicyFactory = ReservePolicy
     polling: Polling = Polling()
     picking: Callable[[], PickingRule] = LeastInFlight
     logs_backlog: bool = False
+    report_every: float = math.inf
 
 
 USUAL = LoopOptions()
@@ -293,6 +304,7 @@ def build_worker(
         gateway=outside.gateway,
         sealer=KeySealer(secrets),
         pipeline=binding.pipeline,
+        workers=binding.workers,
     )
     notifier = _notifier(binding, settings, clock, telemetry, origin=outside.origin)
     deliverer = _deliverer(binding, outside.webhooks, settings, clock, telemetry)
@@ -360,6 +372,21 @@ def assemble_worker(
         tickers=[*chores.tickers, *counting],
         overlapping=chores.overlapping,
         outages=outages,
+        reporter=WorkerReporter(
+            Reported(dispatcher, policy, outages),
+            ports.workers,
+            clock,
+            ReporterOptions(
+                worker_id=name,
+                version=__version__,
+                heartbeat=_heartbeat(settings),
+                every=min(_heartbeat(settings), options.report_every),
+                slots=settings.workers,
+                claim_seconds=settings.visibility_timeout,
+            ),
+        )
+        if ports.workers is not None
+        else None,
     )
 
 

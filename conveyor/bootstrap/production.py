@@ -35,6 +35,7 @@ from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.webhooks import Webhooks
+from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
@@ -66,7 +67,8 @@ def _extra() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRuntime:
-    """An assembled role: an `app` to serve or a `worker` to run, and what goes beside it.
+    """An assembled role: an `app` to serve and `progress` to run, or a `worker` to run, and what
+    goes beside it.
 
     `probes` is the application of /readyz and /metrics. A process without a worker runs `lag`
     itself. `agree` checks that this process still shares the fleet's permit ledger, bucket and
@@ -83,6 +85,7 @@ class RoleRuntime:
     agree: Callable[[], Awaitable[None]]
     agree_every: float
     aclose: Callable[[], Awaitable[None]]
+    progress: Progress | None = None
 
 
 async def open_role(
@@ -110,7 +113,7 @@ async def open_role(
     works = api_keys is None
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    scraper, worker, app = gateway, None, None
+    scraper, worker, app, progress = gateway, None, None, None
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
@@ -121,8 +124,9 @@ async def open_role(
         service = Service(
             binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
         )
-        results = service.results
+        results, progress = service.results, service.progress
         _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
+        _measure_streams(telemetry, progress)
         app = _app(
             binding,
             settings,
@@ -135,6 +139,7 @@ async def open_role(
     return RoleRuntime(
         app=app,
         worker=worker,
+        progress=progress,
         probes=_probes(binding, readiness, telemetry, clock, worker),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
@@ -304,3 +309,8 @@ def _measure(
         lambda: (((operation,), units) for operation, units in stats.capacity.items()),
     )
     telemetry.gauge("loop_lag_seconds", lambda: lag.seconds)
+
+
+def _measure_streams(telemetry: Telemetry, progress: Progress) -> None:
+    telemetry.gauge("streams", lambda: progress.streams)
+    telemetry.total("stream_reads", lambda: progress.reads)

@@ -164,6 +164,7 @@ class MemoryPermits(Permits):
             free=0 if closed else max(0, limit - entries.total),
             holders=entries.holders,
             wanting=entries.wanting,
+            closed_for=max(0.0, self._opens_at - now),
         )
 
     def total(self, job_id: str) -> int:

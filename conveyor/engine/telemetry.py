@@ -75,6 +75,7 @@ class Backlog:
 COUNTER, GAUGE = "counter", "gauge"
 
 # The programs that serve a metric.
+SERVERS = "conveyor-dev, conveyor api"
 EVERY_SERVER = "conveyor-dev, conveyor api, conveyor worker"
 WORKERS = "conveyor-dev, conveyor worker"
 PRODUCTION = "conveyor api, conveyor worker"
@@ -183,6 +184,8 @@ METRICS: dict[str, MetricInfo] = {
         "those of all runs with work, so not to be added up over workers",
         served_by=WORKERS,
     ),
+    "streams": MetricInfo(GAUGE, "Streams of progress that are open", served_by=SERVERS),
+    "stream_reads": MetricInfo(COUNTER, "Reads of runs for streams", served_by=SERVERS),
     "wal_bytes": MetricInfo(GAUGE, "Size of the database's write-ahead log", served_by=DEVELOPMENT),
     "loop_lag_seconds": MetricInfo(
         GAUGE, "Latest lag of the event loop, measured four times a second"

@@ -14,6 +14,7 @@ from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import log_and_continue
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.reporter import WorkerReporter
 from conveyor.engine.telemetry import LoopLag
 from conveyor.ports.clock import Clock
 
@@ -88,7 +89,7 @@ class OverlappingTicker:
 
 class Worker:
     """Run one dispatcher until it is stopped, and measure the `lag` of its event loop meanwhile.
-    `outages` tells what its work waits for."""
+    `outages` tells what its work waits for, `reporter` says what it does."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class Worker:
         tickers: Sequence[Ticker] = (),
         overlapping: Sequence[OverlappingTicker] = (),
         outages: Outages | None = None,
+        reporter: WorkerReporter | None = None,
     ) -> None:
         self.outages = outages or Outages(clock)
         self._dispatcher = dispatcher
@@ -108,6 +110,7 @@ class Worker:
         self._heartbeat = heartbeat
         self._tickers = tickers
         self._overlapping = overlapping
+        self._reporter = reporter
         self._stopped_at = 0.0
         self.lag = LoopLag(clock)
 
@@ -121,6 +124,8 @@ class Worker:
             siblings.start_soon(self._discovery.run)
             siblings.start_soon(self._beat)
             siblings.start_soon(self._tick)
+            if self._reporter is not None:
+                siblings.start_soon(self._reporter.run)
             for ticker in self._tickers:
                 siblings.start_soon(ticker.run)
             for overlapping in self._overlapping:
@@ -130,6 +135,8 @@ class Worker:
                 left = self._stopped_at + grace - self._clock.monotonic()
                 await wait_or_timeout(overlapping.ended, self._clock, max(left, 0.0))
             siblings.cancel_scope.cancel()
+        if self._reporter is not None:
+            await self._reporter.leave()
 
     def stop(self) -> None:
         """Begin to stop; `run` returns once everything is given back."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
+from conveyor.http.event_streams import STREAM_ROUTES
 from conveyor.http.inbox import Inbox
 from conveyor.http.middleware import (
     AccessLog,
@@ -50,6 +51,7 @@ from conveyor.service.service import Service
 V1_ROUTES: dict[str, dict[str, Handler]] = {
     **JOB_ROUTES,
     **RUN_ROUTES,
+    **STREAM_ROUTES,
     **INPUT_ROUTES,
     **EXPORT_ROUTES,
     **SIGNING_ROUTES,

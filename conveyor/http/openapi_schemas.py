@@ -31,6 +31,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "ResultShape": schemas.ShapeBody,
     "SizeClass": schemas.SizeClassBody,
     "Outage": schemas.OutageBody,
+    "RunWait": schemas.RunWaitBody,
     "Run": schemas.RunBody,
     "RunsPage": schemas.RunsPage,
     "Wait": schemas.WaitBody,

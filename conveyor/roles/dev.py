@@ -120,10 +120,13 @@ async def _serve(
         runtime.readiness.yes = False
         runtime.hurry()
         runtime.worker.stop()
+        # A stream never ends by itself, and the server waits for its connections.
+        await runtime.progress.end()
         server.should_exit = True
 
     async with anyio.create_task_group() as group:
         group.start_soon(work)
+        group.start_soon(runtime.progress.run)
         group.start_soon(end)
         await server.serve(sockets=[listener])
         stop.set()

@@ -22,10 +22,10 @@ from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import not_found
 from conveyor.domain.fires import with_known_zones
 from conveyor.domain.model import Job, JobView, Run, RunStatus, Task
+from conveyor.domain.run_waits import WorkerReport
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import RunPosition
-from conveyor.ports.workers import WorkerReport
 from conveyor.service.context import Context
 from conveyor.service.deliveries import DeliveryQueries
 from conveyor.service.failures import Failures, parse_groups
@@ -58,6 +58,7 @@ from conveyor.service.schemas import (
     RunBody,
     present,
 )
+from conveyor.service.waiting import Waits
 
 PAGE = 50
 LIVE_SHOWN = 25
@@ -177,7 +178,8 @@ class Overviews:
         )
         ended = [(one.job, one.run) for one in latest if one.run.status not in LIVE_RUN_STATES]
         reports = await self._context.workers.all()
-        lines = [self._line(job, run) for job, run in live]
+        waits = await self._waits()
+        lines = [self._line(job, run, waits) for job, run in live]
         own = None if caller is None else {run.run_id for _, run in live}
         now = self._context.clock.now()
         silent = [report for report in reports if report.is_silent(now)]
@@ -185,13 +187,18 @@ class Overviews:
         return OverviewPage(
             live=lines,
             has_more=len(found) > LIVE_SHOWN,
-            ended=[self._line(job, run) for job, run in ended[:ENDED_SHOWN]],
+            ended=[self._line(job, run, waits) for job, run in ended[:ENDED_SHOWN]],
             troubles=self._troubles(live, ended[:ENDED_SHOWN], silent),
             tasks_per_second=round(sum(pace.per_second for pace in paces), 2),
             calls_in_flight=_in_flight(reports, own),
             slots=sum(report.slots for report in reports),
             workers=len(reports) - len(silent),
             silent_workers=len(silent),
+            oldest_waiting=min(
+                (line for line in lines if line.run and line.run.waiting),
+                key=_waiting_since,
+                default=UNSET,
+            ),
         )
 
     async def jobs(
@@ -219,8 +226,9 @@ class Overviews:
         following = None
         if goes_on and place is not None:
             following = self._cursors.encode(place, scope=scope)
+        waits = await self._waits()
         return JobsFound(
-            jobs=[self._line(view.job, view.latest_run) for view in found],
+            jobs=[self._line(view.job, view.latest_run, waits) for view in found],
             looked=looked,
             next_cursor=present(following),
         )
@@ -270,15 +278,16 @@ class Overviews:
         following = None
         if len(views) > PAGE:
             following = self._cursors.encode(views[PAGE - 1].job.job_id, scope=scope)
-        lines = [line for view in views[:PAGE] if (line := self._schedule_line(view))]
+        waits = await self._waits()
+        lines = [line for view in views[:PAGE] if (line := self._schedule_line(view, waits))]
         return SchedulesPage(lines, present(following))
 
-    def _schedule_line(self, view: JobView) -> ScheduleLine | None:
+    def _schedule_line(self, view: JobView, waits: Waits) -> ScheduleLine | None:
         if view.job.scheduling is None:
             return None
         plan = with_known_zones(view.job.scheduling)
         return ScheduleLine(
-            job=self._line(view.job, view.latest_run),
+            job=self._line(view.job, view.latest_run, waits),
             schedule=schedule_body(plan),
             schedule_state=state_word(plan),
             next_scheduled_run=next_run(plan),
@@ -293,7 +302,7 @@ class Overviews:
         view = await self._context.live_job(owner, job_id)
         shown = await self._schedules.show(owner, job_id)
         fires = await self._schedules.list_fires(owner, job_id, cursor=cursor, limit=PAGE)
-        line = self._line(view.job, view.latest_run)
+        line = self._line(view.job, view.latest_run, await self._waits())
         return SchedulePage(line, shown, fires.fires, fires.next_cursor)
 
     async def deliveries(
@@ -309,7 +318,8 @@ class Overviews:
         if caller is None and job_id is None:
             latest = await self._context.runs.changed_runs(None, before=None, limit=_BATCH)
             jobs = {one.job.job_id: one for one in reversed(latest) if one.job.webhook is not None}
-            lines = [self._line(one.job, one.run) for one in reversed(jobs.values())]
+            waits = await self._waits()
+            lines = [self._line(one.job, one.run, waits) for one in reversed(jobs.values())]
             return DeliveriesShown(jobs=lines[:PAGE], page=DeliveriesPage([]))
         owner = caller if job_id is None else await self.owner(caller, job_id)
         page = await self._deliveries.list_deliveries(
@@ -348,18 +358,19 @@ class Overviews:
         groups = []
         if run.stats.failed:
             groups = (await self._failures.of_run(owner, job_id, run.run_id)).groups
-        line = self._line(view.job, run)
+        waits = await self._waits()
+        line = self._line(view.job, run, waits)
         left = run.stats.total - run.stats.completed
         return RunPage(
             job=line,
-            run=self._run_body(run),
+            run=self._run_body(run, waits),
             is_latest=view.job.latest_run_id == run.run_id,
             waiting_tasks=left,
             seconds_left=_seconds_left(left, line.pace),
             shape=run.stats.shape,
             rerun_of=present(run.rerun_of),
             groups=groups,
-            runs=[run_body(one) for one in runs[:RUNS_SHOWN]],
+            runs=[run_body(one, waits=waits) for one in runs[:RUNS_SHOWN]],
             has_more_runs=len(runs) > RUNS_SHOWN,
             has_webhook=view.job.webhook is not None,
             has_schedule=view.job.scheduling is not None,
@@ -382,9 +393,10 @@ class Overviews:
         page = await self._results.page(
             owner, job_id, run_id, status=status, groups=groups, cursor=cursor, limit=PAGE
         )
+        waits = await self._waits()
         return ResultsShown(
-            job=self._line(view.job, run),
-            run=self._run_body(run),
+            job=self._line(view.job, run, waits),
+            run=self._run_body(run, waits),
             status=status,
             group=present(group),
             results=page.results,
@@ -399,9 +411,10 @@ class Overviews:
             raise not_found("task")
         history = await self._results.history(owner, job_id, run_id, task_id)
         [row] = await self._results.rows(view.job, run, [task])
+        waits = await self._waits()
         return TaskPage(
-            job=self._line(view.job, run),
-            run=self._run_body(run),
+            job=self._line(view.job, run, waits),
+            run=self._run_body(run, waits),
             task_id=task.task_id,
             status=row.status,
             url=row.url,
@@ -444,10 +457,13 @@ class Overviews:
 
     # -- parts --
 
-    def _run_body(self, run: Run) -> RunBody:
-        return run_body(run, self._context.outage())
+    async def _waits(self) -> Waits:
+        return await self._context.waits.look()
 
-    def _line(self, job: Job, run: Run | None) -> JobLine:
+    def _run_body(self, run: Run, waits: Waits) -> RunBody:
+        return run_body(run, self._context.outage(), waits=waits)
+
+    def _line(self, job: Job, run: Run | None, waits: Waits) -> JobLine:
         pace = None if run is None else self._paces.of(run, self._context.clock.now())
         return JobLine(
             job_id=job.job_id,
@@ -456,7 +472,7 @@ class Overviews:
             priority=job.priority,
             name=present(job.name),
             external_id=present(job.external_id),
-            run=UNSET if run is None else self._run_body(run),
+            run=UNSET if run is None else self._run_body(run, waits),
             inherited=0 if run is None else run.stats.inherited,
             pace=present(pace),
             created_at=rfc3339(job.created_at),
@@ -497,6 +513,11 @@ class Overviews:
                 )
             )
         return found
+
+
+def _waiting_since(line: JobLine) -> str:
+    """Return since when the run of a line waits, which sorts by time."""
+    return line.run.waiting.since if line.run and line.run.waiting else ""
 
 
 def _state(run: Run | None) -> str | None:

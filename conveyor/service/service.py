@@ -20,12 +20,14 @@ from conveyor.service.jobs import JobCommands, JobQueries
 from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.overview import Overviews
+from conveyor.service.progress import Progress
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import JobSchedules
 from conveyor.service.sign_ins import SignIns
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
+from conveyor.service.waiting import RunWaits
 from conveyor.service.webhooks import JobWebhooks, ReceiverCheck, WebhookTests
 
 
@@ -57,6 +59,7 @@ def _context(
         clock=clock,
         options=options,
         keyring=keyring,
+        waits=RunWaits(ports.workers, clock, heartbeat=options.heartbeat),
         outages=outages,
     )
 
@@ -69,8 +72,8 @@ class Service:
     `inputs` takes files of tasks, `exports` makes archives of results, `rotations` changes signing
     keys, `webhooks` sets the webhooks of jobs, `webhook_tests` tests receivers, `deliveries` reads
     the log of events, `replays` sends some again, `schedules` shows and changes schedules,
-    `sign_ins` lets people into pages, `overviews` reads pages. `outages` tells what the worker of
-    this process waits for.
+    `sign_ins` lets people into pages, `overviews` reads pages, `progress` follows runs for
+    streams. `outages` tells what the worker of this process waits for.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Service:
             schedules=self.schedules,
         )
         self.sign_ins = SignIns(self._keyring, clock)
+        self.progress = Progress(context, self.listing.show, ports.run_writes)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

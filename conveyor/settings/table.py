@@ -89,6 +89,8 @@ class Settings:
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
     max_scheduled_jobs: int = 0
+    max_streams: int = 1_000
+    max_caller_streams: int = 20
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
     idempotency_claim: float = 60.0
@@ -446,6 +448,14 @@ SETTINGS: tuple[Setting, ...] = (
         "jobs",
         "maximum with a schedule for one caller; 0 means no limit",
         at_least(0),
+        used_by=SERVERS,
+    ),
+    Setting("max_streams", "streams", "maximum open in one process", at_least(1), used_by=SERVERS),
+    Setting(
+        "max_caller_streams",
+        "streams",
+        "maximum of one caller, open in one process",
+        at_least(1),
         used_by=SERVERS,
     ),
     Setting(

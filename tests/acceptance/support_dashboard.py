@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Page,
+    sync_playwright,
+)
 
 from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_wire import ENDED, KEY, eventually, target
@@ -35,7 +42,7 @@ PNG = bytes.fromhex(
     "01f15c4890000000d49444154789c63d8d8f0df1e0005fe025ddc7a60ac0000000049454e44ae426082"
 )
 """An image of one pixel."""
-FAILURES = {
+FAILURES: dict[int, dict[str, float | str]] = {
     12: {"status": 403, "code": "BLOCKED", "detail": "Access to page 4711 was denied"},
     5: {"status": 404, "detail": "No document at /products/17"},
     3: {"status": 422, "code": "RESP001", "detail": "The selector .price matched 0 elements"},
@@ -80,13 +87,17 @@ class Watched:
         """Note what a page says, asks for and opens."""
         page.on("console", self._hear)
         page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", self._dismiss)
         page.on("request", lambda request: self._see(request.url))
 
     def _hear(self, message: ConsoleMessage) -> None:
         # A frame that its own policy silences may say so.
         if "/preview" not in str(message.location.get("url", "")):
             self.said.append(message.text)
+
+    def _dismiss(self, dialog: Dialog) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
 
     def _see(self, url: str) -> None:
         parts = urlsplit(url)
@@ -127,9 +138,9 @@ class Seeded:
         """Scheme, host and port."""
         return self.server.base_url.removesuffix("/v1")
 
-    def submit(self, label: str, urls: list[str], **fields: Any) -> str:
+    def submit(self, label: str, urls: Sequence[str | Mapping[str, Any]], **fields: Any) -> str:
         """Create a job of these URLs under a label; return its id."""
-        tasks = [url if isinstance(url, dict) else {"url": url} for url in urls]
+        tasks = [{"url": url} if isinstance(url, str) else url for url in urls]
         answer = self.calls.post("/jobs", json={"tasks": tasks, "max_attempts": 1, **fields})
         assert answer.status_code == 201, answer.text
         body = answer.json()
@@ -174,10 +185,20 @@ def dashboard(directory: Path, **settings: Any) -> Iterator[Seeded]:
         yield Seeded(server, calls)
 
 
+def product_page(number: int) -> str:
+    """Return a page as a shop might have it."""
+    lines = "".join(f"<li>Part {part}: {part * number} EUR</li>\n" for part in range(1, 9))
+    return (
+        f"<!doctype html>\n<title>Product {number}</title>\n<h1>Product {number}</h1>\n"
+        f"<p>In stock, 2 to 3 days.</p>\n<ul>\n{lines}</ul>\n"
+    )
+
+
 def seed(seeded: Seeded) -> None:
     """Make jobs of every kind: what the pictures show."""
-    pages = [target(f"products/{n}", size=600 + 900 * n) for n in range(1, 41)]
-    pages += [target(f"thin/{n}", size=300) for n in range(23)]
+    pages = [target(f"products/{n}", body=product_page(n)) for n in range(1, 9)]
+    pages += [target(f"products/{n}", size=900 * n) for n in range(9, 41)]
+    pages += [target(f"thin/{n}") for n in range(23)]
     pages += [
         target("prices.json", type="application/json", body='{"price": [1, 2, 3]}'),
         target("about", type="text/html", body="<h1>About</h1><p>A shop.</p>"),
@@ -245,13 +266,10 @@ def _name_pages(seeded: Seeded) -> None:
 
 
 EMPTY = {
-    name: path
-    for name, path in (
-        ("overview", "/dashboard"),
-        ("jobs", "/dashboard/jobs"),
-        ("workers", "/dashboard/workers"),
-        ("webhooks", "/dashboard/webhooks"),
-        ("schedules", "/dashboard/schedules"),
-    )
+    "overview": "/dashboard",
+    "jobs": "/dashboard/jobs",
+    "workers": "/dashboard/workers",
+    "webhooks": "/dashboard/webhooks",
+    "schedules": "/dashboard/schedules",
 }
 """The pages of a server without jobs."""

@@ -77,6 +77,7 @@ class Api:
     clock: FakeClock
     directory: Path
     ready: list[bool]
+    webhooks: WebhookSender
 
     async def submit(self, urls: int = 3, **fields: Any) -> dict[str, Any]:
         """Create a job of so many tasks; the answer."""
@@ -207,11 +208,12 @@ async def open_api(
     rules: WebhookRules = LOOPBACK,
     api_keys: ApiKeys = ANY_KEY,
     sessions: SessionOptions | None = None,
+    clock: FakeClock | None = None,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service. `lookup` and `rules` are
     those of receivers. Without `sessions` there is no dashboard."""
-    clock = FakeClock()
+    clock = clock or FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
     webhooks = WebhookSender(clock, rules, lookup=lookup)
@@ -238,7 +240,7 @@ async def open_api(
             _caller(transport, {"X-API-Key": OTHER_KEY}) as foreign,
             _caller(transport, {}) as bare,
         ):
-            yield Api(client, foreign, bare, dev.ports, service, clock, directory, ready)
+            yield Api(client, foreign, bare, dev.ports, service, clock, directory, ready, webhooks)
     finally:
         await dev.ports.aclose()
 

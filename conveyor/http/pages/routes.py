@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.http.event_streams import event_stream
 from conveyor.http.middleware import request_id_of
 from conveyor.http.pages.viewer import Viewer, Viewers
 from conveyor.http.pages.views import HERE, ROOT, STATIC, Screen, job_path, render
@@ -45,6 +46,7 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+EVENT_HEADERS = {name: PAGE_HEADERS[name] for name in ("X-Content-Type-Options", "Referrer-Policy")}
 PREVIEW_HEADERS = {
     **PAGE_HEADERS,
     "Content-Security-Policy": (
@@ -53,6 +55,8 @@ PREVIEW_HEADERS = {
 }
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
 PAGES_OF_MARKUP = frozenset({"text/html", "application/xhtml+xml"})
+GROUPS_SHOWN = 40
+"""Failure groups on one page: more would make it large."""
 MOST_HEX = 4_096
 """Bytes that are shown of a body that is no text."""
 _FILES = {
@@ -90,6 +94,13 @@ class PageCall(PathIds):
                 ErrorCode.INVALID_ARGUMENT, f"{name}: must be one of {', '.join(words)}"
             )
         return value
+
+    def number(self, name: str) -> int:
+        """Return a parameter that must be a whole number, 0 if it is absent or empty."""
+        value = self.text(name) or "0"
+        if not value.isdecimal() or len(value) > 6:
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{name}: must be a whole number")
+        return int(value)
 
     def text(self, name: str) -> str | None:
         """Return a parameter, None if it is absent or empty."""
@@ -146,7 +157,8 @@ async def show_run(call: PageCall) -> Screen:
             raise
         return await show_schedule(call)
     title = f"{page.job.name or 'Job ' + page.job.job_id}, run {page.run.run_sequence}"
-    return Screen(template="run.html", title=title, section="Jobs", page=page)
+    values = {"groups_from": call.number("groups_from"), "groups_shown": GROUPS_SHOWN}
+    return Screen(template="run.html", title=title, section="Jobs", page=page, values=values)
 
 
 async def show_results(call: PageCall) -> Screen:
@@ -230,6 +242,7 @@ async def show_schedule(call: PageCall) -> Screen:
 _RUN = f"{ROOT}/jobs/{{job_id}}/runs/{{run_id}}"
 _TASK = f"{_RUN}/tasks/{{task_id}}"
 PREVIEW = f"{_TASK}/preview"
+EVENTS = f"{ROOT}/events"
 PAGES: dict[str, Show] = {
     ROOT: show_overview,
     f"{ROOT}/jobs": show_jobs,
@@ -276,6 +289,7 @@ class Dashboard:
         """Return the routes of all pages, their JSON, the previews and the files."""
         routes = [Route(f"{STATIC}/{{name}}", self.file, methods=["GET"])]
         routes.append(Route(PREVIEW, self.preview, methods=["GET"]))
+        routes.append(Route(EVENTS, self.events, methods=["GET"]))
         for path, show in PAGES.items():
             routes.append(Route(f"{path}.json", self._endpoint(show, True), methods=["GET"]))
             routes.append(Route(path, self._endpoint(show, False), methods=["GET"]))
@@ -371,6 +385,15 @@ class Dashboard:
         if request.headers.get("If-None-Match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=_FILES[name])
+
+    async def events(self, request: Request) -> Response:
+        """Answer with the stream of the viewer's runs."""
+        viewer = await self._viewers.identify(request)
+        if viewer is None:
+            return self.stranger(request, as_json=True)
+        answer = await event_stream(request, self._service, viewer.caller_id)
+        answer.headers.update(EVENT_HEADERS)
+        return answer
 
     async def preview(self, request: Request) -> Response:
         """Answer with the beginning of a body: as text, as the page that it is, or as an image."""

@@ -128,7 +128,7 @@ def pace(per_second: float) -> str:
     """Show a number of tasks a second, or a minute where they are few."""
     if per_second >= 1:
         return f"{per_second:,.1f}/s"
-    return f"{per_second * 60:.1f}/min"
+    return f"{per_second * 60:.1f}/min" if per_second else "none"
 
 
 def utc(instant: str) -> str:

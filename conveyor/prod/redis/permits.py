@@ -103,10 +103,13 @@ for _, field in ipairs(redis.call('HRANDFIELD', ledger, 2)) do
   end
 end
 local free = closed and 0 or math.max(0, limit - total)
-return {granted and 1 or 0, free, holders, wanting, closed and text(opens) or '0'}
+local opens_at, opens_in = '0', 0
+if closed then opens_at, opens_in = text(opens), opens - now end
+return {granted and 1 or 0, free, holders, wanting, opens_at, opens_in}
 """)
-"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last result is
-the time at which a ledger that is closed for the call opens, 0 for an open one."""
+"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last results
+are the time at which a ledger that is closed for the call opens, and how long that is from now; 0
+for an open one."""
 
 _log = logging.getLogger("conveyor.permits")
 
@@ -134,7 +137,7 @@ class RedisPermits:
         """
         if request.count < 0:
             raise ValueError("a count of permits is not negative")
-        granted, free, holders, wanting, opens_at = await self._server.run(
+        granted, free, holders, wanting, opens_at, opens_in = await self._server.run(
             HOLD,
             self._key,
             request.job_id,
@@ -148,7 +151,13 @@ class RedisPermits:
             "" if self._instant is None else self._instant(),
         )
         self._log_closing(int(opens_at))
-        return LedgerState(granted=bool(granted), free=free, holders=holders, wanting=wanting)
+        return LedgerState(
+            granted=bool(granted),
+            free=free,
+            holders=holders,
+            wanting=wanting,
+            closed_for=opens_in / 1_000,
+        )
 
     def _log_closing(self, opens_at: int) -> None:
         """Log once, each time that the ledger is closed, when it will open."""

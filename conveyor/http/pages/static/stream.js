@@ -23,13 +23,11 @@ export function watchRuns(address, onRun) {
 
   function open() {
     source = new EventSource(address);
-    for (const kind of ["run", "end"]) {
-      source.addEventListener(kind, (event) => {
-        const run = JSON.parse(event.data);
-        take(run);
-        channel?.postMessage({ run });
-      });
-    }
+    source.addEventListener("run", (event) => {
+      const run = JSON.parse(event.data);
+      take(run);
+      channel?.postMessage({ run });
+    });
     source.addEventListener("error", () => {
       // The browser tries again by itself, except after an answer that is no stream.
       if (source?.readyState !== EventSource.CLOSED) return;
