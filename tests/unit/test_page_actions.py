@@ -292,6 +292,8 @@ async def test_all_that_match_are_changed_once_their_number_is_typed(api: Api) -
     asked = await who.http.get(address)
     assert asked.status_code == 200
     assert "Type 3 to go on" in asked.text
+    counted = await who.http.get(address.replace("?", ".json?"))
+    assert (counted.json()["action"], counted.json()["count"]) == ("pause", 3)
 
     for wrong in ("", "2", "three"):
         answer = await who.send(address, page=address, count=wrong)

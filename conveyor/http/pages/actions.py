@@ -23,7 +23,7 @@ from conveyor.http.middleware import request_id_of
 from conveyor.http.pages.routes import Dashboard, PageCall, SignInPage, job_search
 from conveyor.http.pages.session import SIGN_IN, SIGN_OUT, Sessions
 from conveyor.http.pages.views import ROOT, Screen, api_line, with_query
-from conveyor.http.request import read_body
+from conveyor.http.request import json_response, read_body
 from conveyor.service.callers import Caller
 from conveyor.service.overview import MOST_LOOKED
 from conveyor.service.reruns import parse_choice
@@ -172,6 +172,7 @@ class Actions:
             Route(path, self._endpoint(path, act, follows), methods=["POST"])
             for path, (act, follows) in ACTIONS.items()
         ]
+        routes.append(Route(f"{BULK}.json", self.count, methods=["GET"]))
         routes.append(Route(BULK, self.confirm, methods=["GET"]))
         routes.append(Route(BULK, self.bulk, methods=["POST"]))
         routes.append(Route(SIGN_IN, self.ask, methods=["GET"]))
@@ -258,6 +259,15 @@ class Actions:
             return self._dashboard.problem(request, error, viewer)
         page = _bulk_page(action, len(found), has_more)
         return self._dashboard.page(request, _bulk_screen(call, page), viewer)
+
+    async def count(self, request: Request) -> Response:
+        """Answer with the number of jobs that a bulk action is about."""
+        viewer = await self._sessions.identify(request)
+        if viewer is None:
+            return self._dashboard.stranger(request, as_json=True)
+        call = PageCall(request, self._service, viewer)
+        found, has_more = await _matching(call)
+        return json_response(_bulk_page(_bulk_action(call), len(found), has_more))
 
     async def bulk(self, request: Request) -> Response:
         """Do an action on every job that a filter takes, if their number is the one given."""
