@@ -157,6 +157,7 @@ async def test_a_refusal_is_a_page_in_words_with_the_status_of_the_api(api: Api)
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("G15")
 async def test_two_callers_change_and_see_nothing_of_each_other(api: Api) -> None:
     job = await api.submit(2, name="of-alice")
     bob = await person(api, OTHER_KEY)
