@@ -162,7 +162,7 @@ METRICS: dict[str, MetricInfo] = {
     "fire_late_seconds": MetricInfo(
         GAUGE, "Seconds from the time of the latest fire to its run", served_by=WORKERS
     ),
-    "store_rows_read": MetricInfo(COUNTER, "Task rows that reads touched"),
+    "store_rows_read": MetricInfo(COUNTER, "Task, job and run rows that reads touched"),
     "store_rows_returned": MetricInfo(
         COUNTER,
         "Task rows that reads gave back, without those read for a page that are not on it; "

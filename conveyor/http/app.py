@@ -24,6 +24,7 @@ from conveyor.http.middleware import (
     RequestId,
     routing_problem,
 )
+from conveyor.http.pages.actions import Actions
 from conveyor.http.pages.documents import page_routes
 from conveyor.http.pages.routes import Dashboard
 from conveyor.http.pages.session import SessionOptions, Sessions
@@ -159,7 +160,9 @@ def _pages(service: Service, clock: Clock, options: AppOptions) -> list[Route]:
         api_keys=options.api_keys,
         rate_limit=options.rate_limit,
     )
-    return Dashboard(service, sessions).routes()
+    dashboard = Dashboard(service, sessions)
+    actions = Actions(service, dashboard, sessions)
+    return actions.routes() + dashboard.routes()
 
 
 def _endpoint(

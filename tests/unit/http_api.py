@@ -40,7 +40,9 @@ from conveyor.domain.model import (
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.http.app import AppOptions, create_app
+from conveyor.http.auth import AnyKey, ApiKeys
 from conveyor.http.openapi import document
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BODY_SECONDS, BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.tasks import Claimed
@@ -59,6 +61,7 @@ PAGE_TYPE = "text/html; charset=windows-1251"
 
 DOCUMENT = document()
 AMPLE = BodyMemory()
+ANY_KEY = AnyKey()
 
 
 @dataclass
@@ -203,11 +206,13 @@ async def open_api(
     body_seconds: float = BODY_SECONDS,
     lookup: Lookup = system_lookup,
     rules: WebhookRules = LOOPBACK,
+    api_keys: ApiKeys = ANY_KEY,
+    sessions: SessionOptions | None = None,
     clock: FakeClock | None = None,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service. `lookup` and `rules` are
-    those of receivers."""
+    those of receivers. Without `sessions` there is no dashboard."""
     clock = clock or FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
@@ -224,6 +229,8 @@ async def open_api(
             max_request_bytes=max_request_bytes,
             body_memory=body_memory,
             body_seconds=body_seconds,
+            api_keys=api_keys,
+            sessions=sessions,
         ),
     )
     transport = httpx.ASGITransport(app)

@@ -277,7 +277,8 @@ class WriteNotes(RunWrites):
 class Database:
     """The connections of one file and their queues. Belongs to one event loop.
 
-    `rows_read` and `rows_returned` count task rows; the methods that read them add to both.
+    `rows_read` and `rows_returned` count task rows, whose readers add to both; `rows_read` counts
+    the jobs and runs of pages as well.
     """
 
     def __init__(
@@ -320,6 +321,18 @@ class Database:
         """Run one operation on a reader; each of its statements sees the data of one instant."""
         result: T = await self._reads.submit(None, (operation,))
         return result
+
+    async def read_records(self, operation: Operation[list[T]]) -> list[T]:
+        """Run one operation that reads jobs or runs, and count them in `rows_read`."""
+        records = await self.read(operation)
+        self.rows_read += len(records)
+        return records
+
+    async def read_record(self, operation: Operation[T | None]) -> T | None:
+        """Run one operation that reads a job or a run, and count it in `rows_read`."""
+        record = await self.read(operation)
+        self.rows_read += record is not None
+        return record
 
     @property
     def groups(self) -> int:

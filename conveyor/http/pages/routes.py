@@ -121,14 +121,19 @@ async def show_overview(call: PageCall) -> Screen:
     return Screen(template="overview.html", title="Overview", section="Overview", page=page)
 
 
-async def show_jobs(call: PageCall) -> Screen:
-    """Show a list of jobs."""
-    wanted = JobSearch(
+def job_search(call: PageCall) -> JobSearch:
+    """Read the filter of jobs in an address."""
+    return JobSearch(
         state=call.word("state", STATES),
         job_type=call.word("type", JOB_TYPES),
         name=call.text("name"),
         external_id=call.text("external_id"),
     )
+
+
+async def show_jobs(call: PageCall) -> Screen:
+    """Show a list of jobs."""
+    wanted = job_search(call)
     page = await call.service.overviews.jobs(call.caller, wanted, cursor=call.cursor)
     return Screen(
         template="jobs.html",
@@ -264,6 +269,13 @@ class ProblemPage(Struct, frozen=True):
     request_id: str
 
 
+class SignInPage(Struct, frozen=True):
+    """The page where one signs in: the page to go on to, and whether a key was not known."""
+
+    next_page: str
+    is_refused: bool = False
+
+
 class Dashboard:
     """Serves the pages of one service to the viewers that `viewers` names."""
 
@@ -308,6 +320,7 @@ class Dashboard:
             path=request.url.path,
             query=request.url.query,
             origin=self._origin,
+            token="" if viewer is None else self._viewers.token(request),
         )
         return Response(
             html, status_code=screen.status, headers=PAGE_HEADERS, media_type="text/html"
@@ -334,11 +347,23 @@ class Dashboard:
         return answer
 
     def stranger(self, request: Request, *, as_json: bool = False) -> Response:
-        """Answer somebody who has to sign in first."""
-        error = ConveyorError(ErrorCode.UNAUTHENTICATED, "sign in to see this page")
+        """Answer somebody who has to sign in first, with the page for it."""
         if as_json:
-            raise error
-        return self.problem(request, error)
+            raise ConveyorError(ErrorCode.UNAUTHENTICATED, "sign in to see this page")
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return self.sign_in_page(request, SignInPage(address if request.method == "GET" else ROOT))
+
+    def sign_in_page(self, request: Request, page: SignInPage, *, status: int = 401) -> Response:
+        """Answer with the page where one signs in."""
+        screen = Screen(
+            template="sign_in.html",
+            title="Sign in",
+            section="",
+            page=page,
+            status=status,
+            values={"is_secure": self._viewers.keeps_cookies(request)},
+        )
+        return self.page(request, screen, None)
 
     async def unknown(self, request: Request) -> Response:
         """Answer an address that is no page."""
@@ -399,7 +424,7 @@ class Dashboard:
             return Response(found.data, headers=headers)
         page = PreviewPage(shown_text(found), found.size, len(found.data), found.content_type)
         screen = Screen(template="preview.html", title="Body", section="", page=page)
-        html = render(screen, viewer=call.viewer, path="", query="", origin="")
+        html = render(screen, viewer=call.viewer, path="", query="", origin="", token="")
         return Response(html, headers=PREVIEW_HEADERS, media_type="text/html")
 
 

@@ -22,6 +22,7 @@ from conveyor.http.middleware import is_loopback
 from conveyor.http.pages.viewer import Viewer
 from conveyor.ports.clock import Clock
 from conveyor.ports.rate_limit import RateLimit
+from conveyor.service.callers import Caller
 from conveyor.service.service import Service
 from conveyor.service.sign_ins import LONGEST_SIGN_IN
 
@@ -83,6 +84,10 @@ class Sessions:
             await check_rate_limit(self._rate_limit, viewer.caller_id)
         return viewer
 
+    def keeps_cookies(self, request: Request) -> bool:
+        """Tell whether the browser will keep the cookie of a sign-in, which is for https alone."""
+        return is_secure(request, self._service.options.public_origin)
+
     def sign_in(self, api_key: str, next_page: str) -> Response | None:
         """Sign a person in and send the browser to `next_page`; None for an unknown key.
 
@@ -109,8 +114,15 @@ class Sessions:
         _set(response, "", 0)
         return response
 
+    def caller(self, request: Request, viewer: Viewer) -> Caller | None:
+        """Return the caller who signed in; None where the viewer sees all callers."""
+        api_key = self._service.sign_ins.open(request.cookies.get(COOKIE, ""))
+        if viewer.caller_id is None or api_key is None:
+            return None
+        return self._service.identify(api_key)
+
     def token(self, request: Request) -> str:
-        """Return the token for the forms of a page: of the person's sign-in, or of this server's
+        """Return the token that forms on a page carry: of the person's sign-in, or of this server's
         secret where nobody has to sign in."""
         return self._service.sign_ins.token(self._sign_in(request))
 

@@ -46,8 +46,10 @@ class Screen:
     values: Mapping[str, Any] | None = None
 
 
-def render(screen: Screen, *, viewer: Viewer | None, path: str, query: str, origin: str) -> str:
-    """Show a screen as HTML; `path` and `query` are its address."""
+def render(
+    screen: Screen, *, viewer: Viewer | None, path: str, query: str, origin: str, token: str
+) -> str:
+    """Show a screen as HTML; `path` and `query` are its address, its forms carry `token`."""
     return _environment.get_template(screen.template).render(
         page=screen.page,
         title=screen.title,
@@ -59,6 +61,7 @@ def render(screen: Screen, *, viewer: Viewer | None, path: str, query: str, orig
         static=STATIC,
         json_address=f"{path}.json" + (f"?{query}" if query else ""),
         address=path,
+        token=token,
         **(screen.values or {}),
     )
 
@@ -176,6 +179,14 @@ def submit_line(task: TaskPage, origin: str) -> str:
     )
 
 
+def api_line(method: str, path: str, origin: str, body: str = "") -> str:
+    """Write a call of the API as a line for a shell, without a key."""
+    line = f"curl -X {method} {shlex.quote(origin + path)} -H 'X-API-Key: '\"$ZENROWS_API_KEY\""
+    if not body:
+        return line
+    return f"{line} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+
+
 def schedule_line(schedule: ScheduleBody) -> str:
     """Put a schedule in words."""
     zone = f" ({schedule.timezone})" if schedule.timezone else ""
@@ -205,6 +216,7 @@ _environment = Environment(
 _environment.globals |= {
     "LIVE": LIVE,
     "ROOT": ROOT,
+    "api_line": api_line,
     "job_path": job_path,
     "run_path": run_path,
     "schedule_line": schedule_line,
