@@ -248,10 +248,11 @@ class Actions:
 
     async def confirm(self, request: Request) -> Response:
         """Ask how many jobs a bulk action is about."""
-        viewer = await self._sessions.identify(request)
-        if viewer is None:
-            return self._dashboard.stranger(request)
+        viewer = None
         try:
+            viewer = await self._sessions.identify(request)
+            if viewer is None:
+                return self._dashboard.stranger(request)
             call = PageCall(request, self._service, viewer)
             action = _bulk_action(call)
             found, has_more = await _matching(call)

@@ -298,17 +298,17 @@ class Dashboard:
 
     def _endpoint(self, show: Show, as_json: bool) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            viewer = await self._viewers.identify(request)
-            if viewer is None:
-                return self.stranger(request, as_json=as_json)
-            if as_json:
-                screen = await show(PageCall(request, self._service, viewer))
-                return json_response(screen.page)
+            viewer = None
             try:
+                viewer = await self._viewers.identify(request)
+                if viewer is None:
+                    return self.stranger(request, as_json=as_json)
                 screen = await show(PageCall(request, self._service, viewer))
             except ConveyorError as error:
+                if as_json:
+                    raise
                 return self.problem(request, error, viewer)
-            return self.page(request, screen, viewer)
+            return json_response(screen.page) if as_json else self.page(request, screen, viewer)
 
         return answer
 
