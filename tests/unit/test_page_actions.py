@@ -143,6 +143,20 @@ async def test_a_run_and_a_job_are_deleted(api: Api) -> None:
     assert (await api.client.get(f"/v1/jobs/{job['job_id']}/runs")).status_code == 404
 
 
+async def test_an_archive_of_the_results_is_made_and_fetched(api: Api) -> None:
+    job = await api.submit(1)
+    await api.drain(job)
+    path, who = page_of(job), await person(api)
+    run = f"{path}/runs/{job['latest_run']['run_id']}"
+    asked = await who.send(f"{run}/exports", page=path, format="jsonl")
+    address = asked.headers["Location"]
+    assert (asked.status_code, address.startswith(f"{run}/exports/")) == (303, True)
+    assert "being made" in (await who.http.get(address)).text
+    assert (await who.http.get(f"{address}.json")).json()["format"] == "jsonl"
+    refused = await who.send(f"{run}/exports", page=path, format="tar")
+    assert refused.status_code == 400
+
+
 async def test_a_refusal_is_a_page_in_words_with_the_status_of_the_api(api: Api) -> None:
     job = await api.submit(1)
     path, who = page_of(job), await person(api)
@@ -173,6 +187,7 @@ async def test_two_callers_change_and_see_nothing_of_each_other(api: Api) -> Non
         "run_id": job["latest_run"]["run_id"],
         "task_id": (await api.tasks_of(job["latest_run"]["run_id"]))[0].task_id,
         "delivery_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "export_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
     }
     pages = [address for path in PAGES for address in (path, f"{path}.json")]
     for path in [*pages, PREVIEW]:
