@@ -15,7 +15,7 @@ from conveyor.domain.api_keys import key_hash
 from conveyor.http.app import V1_ROUTES
 from conveyor.http.auth import open_api_keys, open_operator_keys
 from conveyor.http.pages.actions import ACTIONS, BULK
-from conveyor.http.pages.routes import PAGES
+from conveyor.http.pages.routes import PAGES, PREVIEW
 from conveyor.http.pages.session import COOKIE, ROOT, SIGN_IN, SIGN_OUT, SessionOptions
 from tests.unit.http_api import KEY, OTHER_KEY, Api, open_api
 
@@ -143,6 +143,20 @@ async def test_a_run_and_a_job_are_deleted(api: Api) -> None:
     assert (await api.client.get(f"/v1/jobs/{job['job_id']}/runs")).status_code == 404
 
 
+async def test_an_archive_of_the_results_is_made_and_fetched(api: Api) -> None:
+    job = await api.submit(1)
+    await api.drain(job)
+    path, who = page_of(job), await person(api)
+    run = f"{path}/runs/{job['latest_run']['run_id']}"
+    asked = await who.send(f"{run}/exports", page=path, format="jsonl")
+    address = asked.headers["Location"]
+    assert (asked.status_code, address.startswith(f"{run}/exports/")) == (303, True)
+    assert "being made" in (await who.http.get(address)).text
+    assert (await who.http.get(f"{address}.json")).json()["format"] == "jsonl"
+    refused = await who.send(f"{run}/exports", page=path, format="tar")
+    assert refused.status_code == 400
+
+
 async def test_a_refusal_is_a_page_in_words_with_the_status_of_the_api(api: Api) -> None:
     job = await api.submit(1)
     path, who = page_of(job), await person(api)
@@ -173,12 +187,16 @@ async def test_two_callers_change_and_see_nothing_of_each_other(api: Api) -> Non
         "run_id": job["latest_run"]["run_id"],
         "task_id": (await api.tasks_of(job["latest_run"]["run_id"]))[0].task_id,
         "delivery_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "export_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
     }
-    for path in PAGES:
-        for address in (path.format(**ids), f"{path.format(**ids)}.json"):
-            answer = await bob.http.get(address)
-            assert answer.status_code == (404 if "{" in path else 200), address
-            assert "of-alice" not in answer.text
+    pages = [address for path in PAGES for address in (path, f"{path}.json")]
+    for path in [*pages, PREVIEW]:
+        address = path.format(**ids)
+        answer = await bob.http.get(address)
+        assert answer.status_code == (404 if "{" in path else 200), address
+        assert "of-alice" not in answer.text
+        # The way back from a page that is none names what was asked for.
+        assert "{" in path or job["job_id"] not in answer.text
 
 
 async def test_every_form_of_a_reading_operator_is_refused(api: Api) -> None:
