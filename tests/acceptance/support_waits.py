@@ -19,12 +19,13 @@ from tests.acceptance.support_wire import KEY, Wire, eventually
 
 
 def told(wire: Wire, api: str, job_id: str, reason: RunWaitReason, *others: RunWaitReason) -> Any:
-    """Wait until a run waits for a reason, and read it everywhere; the run."""
+    """Wait until a run waits for a reason, and for these others if some are named, and read it
+    everywhere; the run."""
 
     def look() -> Any:
         run = wire.latest_run(job_id)
         waiting = run.get("waiting", {})
-        there = tuple(waiting.get("others", ()))
+        there = tuple(waiting.get("others", ())) if others else ()
         return run if (waiting.get("reason"), there) == (reason, others) else None
 
     run = eventually(look, f"the run waits because of {reason}, and of {others}")
