@@ -153,7 +153,7 @@ BULK_ACTIONS: dict[str, tuple[Act, str, str]] = {
 """Actions on all jobs that a filter takes, each with its words and its call of the API."""
 
 
-class Refused(Struct, frozen=True):
+class RefusedJobs(Struct, frozen=True):
     """Jobs of a bulk action that were left as they are, for one reason."""
 
     code: str
@@ -170,7 +170,7 @@ class BulkPage(Struct, frozen=True, kw_only=True):
     is_wrong: bool = False
     is_done: bool = False
     done: int = 0
-    refused: Sequence[Refused] = ()
+    refused: Sequence[RefusedJobs] = ()
 
 
 class Actions:
@@ -308,7 +308,7 @@ class Actions:
             page,
             is_done=True,
             done=len(found) - refused.total(),
-            refused=[Refused(*one) for one in refused.most_common()],
+            refused=[RefusedJobs(*one) for one in refused.most_common()],
         )
         return self._dashboard.page(call.request, _bulk_screen(call, page), call.viewer)
 
