@@ -73,11 +73,11 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events to the end."""
-        connection = _connection_of(scope)
-        if connection is not None:
-            connection.keep_little()
-            self._watcher.cut = connection.cut
         with self._watcher:
+            connection = _connection_of(scope)
+            if connection is not None:
+                connection.keep_little()
+                self._watcher.cut = connection.cut
             await super().__call__(scope, receive, send)
 
 

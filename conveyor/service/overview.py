@@ -397,6 +397,7 @@ class Overviews:
         return ResultsShown(
             job=self._line(view.job, run, waits),
             run=self._run_body(run, waits),
+            is_latest=view.latest_run is not None and view.latest_run.run_id == run.run_id,
             status=status,
             group=present(group),
             results=page.results,

@@ -138,6 +138,7 @@ class ResultsShown(msgspec.Struct, frozen=True, kw_only=True):
 
     job: JobLine
     run: RunBody
+    is_latest: bool
     status: str
     group: str | UnsetType = UNSET
     results: list[ResultBody]

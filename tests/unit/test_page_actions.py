@@ -11,13 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.domain.api_keys import key_hash
+from conveyor.domain.api_keys import KeySealer, key_hash
 from conveyor.http.app import V1_ROUTES
 from conveyor.http.auth import open_api_keys, open_operator_keys
 from conveyor.http.pages.actions import ACTIONS, BULK
-from conveyor.http.pages.routes import PAGES
+from conveyor.http.pages.routes import PAGES, PREVIEW
 from conveyor.http.pages.session import COOKIE, ROOT, SIGN_IN, SIGN_OUT, SessionOptions
 from tests.unit.http_api import KEY, OTHER_KEY, Api, open_api
+from tests.unit.scheduled_api import RATE, submit
 
 OPERATOR, READER = "key-of-an-operator", "key-of-a-reader"
 LOCAL, PUBLIC = "http://127.0.0.1:9000", "https://conveyor.test"
@@ -129,6 +130,44 @@ async def test_failed_tasks_are_run_again_by_group(api: Api) -> None:
     assert (run["run_sequence"], run["stats"]["inherited"]) == (2, 2)
 
 
+async def test_rows_of_a_group_come_with_its_rerun(api: Api) -> None:
+    job = await api.submit(2)
+    await api.drain(job, failing=1)
+    who, path = await person(api), page_of(job)
+    run = f"{path}/runs/{job['latest_run']['run_id']}"
+    shown = (await who.http.get(f"{run}/results?status=failed")).text
+    assert "Run the failed tasks again" in shown
+    [group] = re.findall(r"group=([a-z2-7]{12})", (await who.http.get(path)).text)[:1]
+    shown = (await who.http.get(f"{run}/results?status=failed&group={group}")).text
+    assert "Run this group again" in shown
+    assert (await who.send(f"{path}/rerun", page=path, status="failed", group=group)).is_redirect
+    assert "Run this group again" not in (await who.http.get(run)).text
+
+
+async def test_whoever_sees_all_callers_acts_with_the_key_of_the_job(api: Api) -> None:
+    job_id = await submit(api, RATE)
+    for key in (None, OPERATOR):
+        who = await person(api, key)
+        path = f"{ROOT}/jobs/{job_id}/schedule"
+        for action, expected in (("pause", "paused"), ("resume", "active")):
+            answer = await who.send(f"{path}/{action}", page=path)
+            assert (answer.status_code, answer.headers["Location"]) == (303, path)
+            job = (await api.client.get(f"/v1/jobs/{job_id}")).json()
+            assert job["schedule_state"] == expected
+            assert await sealed_key(api, job_id) == KEY
+    answer = await who.send(f"{ROOT}/jobs/{job_id}/rerun", page=path)
+    assert answer.status_code == 303
+    assert (await api.client.get(f"/v1/jobs/{job_id}")).json()["latest_run"]["run_sequence"] == 1
+    assert await sealed_key(api, job_id) == KEY
+
+
+async def sealed_key(api: Api, job_id: str) -> str:
+    """The key that a job's tasks are worked with."""
+    job = await api.binding.jobs.find_job(job_id)
+    assert job is not None
+    return KeySealer([api.binding.root_secret]).unseal(job)
+
+
 async def test_a_run_and_a_job_are_deleted(api: Api) -> None:
     await api.submit(1)
     job = await api.submit(1)
@@ -141,6 +180,20 @@ async def test_a_run_and_a_job_are_deleted(api: Api) -> None:
     answer = await who.send(f"{path}/delete")
     assert answer.headers["Location"] == f"{ROOT}/jobs"
     assert (await api.client.get(f"/v1/jobs/{job['job_id']}/runs")).status_code == 404
+
+
+async def test_an_archive_of_the_results_is_made_and_fetched(api: Api) -> None:
+    job = await api.submit(1)
+    await api.drain(job)
+    path, who = page_of(job), await person(api)
+    run = f"{path}/runs/{job['latest_run']['run_id']}"
+    asked = await who.send(f"{run}/exports", page=path, format="jsonl")
+    address = asked.headers["Location"]
+    assert (asked.status_code, address.startswith(f"{run}/exports/")) == (303, True)
+    assert "being made" in (await who.http.get(address)).text
+    assert (await who.http.get(f"{address}.json")).json()["format"] == "jsonl"
+    refused = await who.send(f"{run}/exports", page=path, format="tar")
+    assert refused.status_code == 400
 
 
 async def test_a_refusal_is_a_page_in_words_with_the_status_of_the_api(api: Api) -> None:
@@ -173,12 +226,16 @@ async def test_two_callers_change_and_see_nothing_of_each_other(api: Api) -> Non
         "run_id": job["latest_run"]["run_id"],
         "task_id": (await api.tasks_of(job["latest_run"]["run_id"]))[0].task_id,
         "delivery_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "export_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
     }
-    for path in PAGES:
-        for address in (path.format(**ids), f"{path.format(**ids)}.json"):
-            answer = await bob.http.get(address)
-            assert answer.status_code == (404 if "{" in path else 200), address
-            assert "of-alice" not in answer.text
+    pages = [address for path in PAGES for address in (path, f"{path}.json")]
+    for path in [*pages, PREVIEW]:
+        address = path.format(**ids)
+        answer = await bob.http.get(address)
+        assert answer.status_code == (404 if "{" in path else 200), address
+        assert "of-alice" not in answer.text
+        # The way back from a page that is none names what was asked for.
+        assert "{" in path or job["job_id"] not in answer.text
 
 
 async def test_every_form_of_a_reading_operator_is_refused(api: Api) -> None:

@@ -11,6 +11,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from conveyor.bootstrap.loop import session_options
+from conveyor.dev.rate_limit import MemoryRateLimit
 from conveyor.domain.api_keys import key_hash
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.auth import open_api_keys, open_operator_keys
@@ -25,6 +27,7 @@ from conveyor.http.pages.session import (
 from conveyor.http.pages.viewer import Viewer
 from conveyor.service.callers import derive_keyring
 from conveyor.service.sign_ins import LONGEST_SIGN_IN, SignIns
+from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import KEY, OTHER_KEY, Api, open_api
 
@@ -254,3 +257,37 @@ def test_http_elsewhere_than_on_loopback_keeps_no_cookie() -> None:
     assert not is_secure(request(PUBLIC), "https://conveyor.public")
     assert not is_secure(request(PUBLIC, ("X-Forwarded-Proto", "http")), "http://conveyor.example")
     assert is_secure(request(PUBLIC, scheme="https"), "http://conveyor.example")
+
+
+# -- settings --
+
+
+def test_production_has_no_dashboard_unless_it_is_asked_for() -> None:
+    assert session_options(load({}, production=True)) is None
+    asked = session_options(load({"CONVEYOR_DASHBOARD": "on"}, production=True))
+    assert asked is not None
+    assert not asked.on_loopback
+    assert session_options(load({"CONVEYOR_DASHBOARD": "off"})) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "on_loopback"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_a_server_is_on_loopback_if_it_listens_there_alone(host: str, on_loopback: bool) -> None:
+    options = session_options(load({"CONVEYOR_HOST": host}))
+    assert options is not None
+    assert options.on_loopback is on_loopback
+
+
+async def test_a_caller_has_the_rate_of_the_api_on_pages_too(api: Api) -> None:
+    limit = MemoryRateLimit(api.clock, rate=1, burst=2)
+    options = SessionOptions(on_loopback=True)
+    keys = open_api_keys(key_hash(KEY))
+    made = Sessions(api.service, api.clock, options, api_keys=keys, rate_limit=limit)
+    header = signed_in(made, KEY)
+    for _ in range(2):
+        assert await made.identify(request(PUBLIC, header)) is not None
+    with pytest.raises(ConveyorError) as caught:
+        await made.identify(request(PUBLIC, header))
+    assert caught.value.code is ErrorCode.RATE_LIMITED

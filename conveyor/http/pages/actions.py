@@ -20,10 +20,11 @@ from starlette.routing import Route
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.middleware import request_id_of
-from conveyor.http.pages.routes import Dashboard, PageCall, SignInPage, job_search
+from conveyor.http.pages.routes import EXPORT, Dashboard, PageCall, SignInPage, job_search
 from conveyor.http.pages.session import SIGN_IN, SIGN_OUT, Sessions
 from conveyor.http.pages.views import ROOT, Screen, api_line, with_query
 from conveyor.http.request import json_response, read_body
+from conveyor.ports.exports import ExportFormat
 from conveyor.service.callers import Caller
 from conveyor.service.overview import MOST_LOOKED
 from conveyor.service.reruns import parse_choice
@@ -56,8 +57,8 @@ class ActionCall(PageCall):
         return self.own or await self.service.lifecycle.owner(job_id)
 
 
-Act = Callable[[ActionCall, str], Awaitable[None]]
-"""Changes a job."""
+Act = Callable[[ActionCall, str], Awaitable[str | None]]
+"""Changes a job; returns the page that follows, if it is not the usual one."""
 
 
 async def stop(call: ActionCall, job_id: str) -> None:
@@ -97,6 +98,19 @@ async def delete_run(call: ActionCall, job_id: str) -> None:
     await call.service.lifecycle.delete_run(caller.caller_id, job_id, call.named_run_id)
 
 
+async def export(call: ActionCall, job_id: str) -> str:
+    """Start an export of a run."""
+    word = call.field("format") or ExportFormat.ZIP.value
+    if word not in list(ExportFormat):
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"format: {word} is none")
+    caller = await call.acting(job_id)
+    run_id = call.named_run_id
+    started = await call.service.exports.start(
+        caller.caller_id, job_id, run_id, export_format=ExportFormat(word)
+    )
+    return EXPORT.format(job_id=job_id, run_id=run_id, export_id=started.export_id)
+
+
 async def set_schedule(call: ActionCall, job_id: str, *, state: str) -> None:
     """Pause the schedule, or let it go on."""
     caller = await call.acting(job_id)
@@ -120,6 +134,7 @@ ACTIONS: dict[str, tuple[Act, str]] = {
     f"{_JOB}/rerun": (rerun, _JOB),
     f"{_JOB}/delete": (delete, f"{ROOT}/jobs"),
     f"{_JOB}/runs/{{run_id}}/delete": (delete_run, _JOB),
+    f"{_JOB}/runs/{{run_id}}/exports": (export, _JOB),
     f"{_JOB}/schedule/pause": (partial(set_schedule, state=PAUSED), f"{_JOB}/schedule"),
     f"{_JOB}/schedule/resume": (partial(set_schedule, state=ACTIVE), f"{_JOB}/schedule"),
     f"{_DELIVERY}/replay": (replay, _DELIVERY),
@@ -138,7 +153,7 @@ BULK_ACTIONS: dict[str, tuple[Act, str, str]] = {
 """Actions on all jobs that a filter takes, each with its words and its call of the API."""
 
 
-class Refused(Struct, frozen=True):
+class RefusedJobs(Struct, frozen=True):
     """Jobs of a bulk action that were left as they are, for one reason."""
 
     code: str
@@ -155,7 +170,7 @@ class BulkPage(Struct, frozen=True, kw_only=True):
     is_wrong: bool = False
     is_done: bool = False
     done: int = 0
-    refused: Sequence[Refused] = ()
+    refused: Sequence[RefusedJobs] = ()
 
 
 class Actions:
@@ -186,8 +201,8 @@ class Actions:
         name = path.removeprefix(f"{_JOB}/")
 
         async def work(call: ActionCall) -> Response:
-            await _logged(call, name, act, call.job_id)
-            address = follows.format(**call.request.path_params)
+            address = await _logged(call, name, act, call.job_id)
+            address = address or follows.format(**call.request.path_params)
             return RedirectResponse(address, status_code=303)
 
         async def answer(request: Request) -> Response:
@@ -248,10 +263,11 @@ class Actions:
 
     async def confirm(self, request: Request) -> Response:
         """Ask how many jobs a bulk action is about."""
-        viewer = await self._sessions.identify(request)
-        if viewer is None:
-            return self._dashboard.stranger(request)
+        viewer = None
         try:
+            viewer = await self._sessions.identify(request)
+            if viewer is None:
+                return self._dashboard.stranger(request)
             call = PageCall(request, self._service, viewer)
             action = _bulk_action(call)
             found, has_more = await _matching(call)
@@ -292,7 +308,7 @@ class Actions:
             page,
             is_done=True,
             done=len(found) - refused.total(),
-            refused=[Refused(*one) for one in refused.most_common()],
+            refused=[RefusedJobs(*one) for one in refused.most_common()],
         )
         return self._dashboard.page(call.request, _bulk_screen(call, page), call.viewer)
 
@@ -343,11 +359,12 @@ def _bulk_screen(call: PageCall, page: BulkPage, *, status: int = 200) -> Screen
     )
 
 
-async def _logged(call: ActionCall, name: str, act: Act, job_id: str) -> None:
-    """Change a job; if it is an operator who does, write a line about it, done or refused."""
+async def _logged(call: ActionCall, name: str, act: Act, job_id: str) -> str | None:
+    """Change a job, and return the page that follows, as the action does. If it is an operator who
+    acts, write a line about it, done or refused."""
     outcome = "done"
     try:
-        await act(call, job_id)
+        return await act(call, job_id)
     except ConveyorError as error:
         outcome = error.code.value
         raise

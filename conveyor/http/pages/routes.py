@@ -192,6 +192,15 @@ async def show_task(call: PageCall) -> Screen:
     )
 
 
+async def show_export(call: PageCall) -> Screen:
+    """Show how far an export is."""
+    page = await call.service.exports.get(
+        await call.owner(), call.job_id, call.named_run_id, call.request.path_params["export_id"]
+    )
+    values = {"job_id": call.job_id, "run_id": call.named_run_id}
+    return Screen(template="export.html", title="Export", section="Jobs", page=page, values=values)
+
+
 async def show_workers(call: PageCall) -> Screen:
     """Show the workers."""
     page = await call.service.overviews.workers(call.caller)
@@ -242,6 +251,7 @@ async def show_schedule(call: PageCall) -> Screen:
 _RUN = f"{ROOT}/jobs/{{job_id}}/runs/{{run_id}}"
 _TASK = f"{_RUN}/tasks/{{task_id}}"
 PREVIEW = f"{_TASK}/preview"
+EXPORT = f"{_RUN}/exports/{{export_id}}"
 EVENTS = f"{ROOT}/events"
 PAGES: dict[str, Show] = {
     ROOT: show_overview,
@@ -252,6 +262,7 @@ PAGES: dict[str, Show] = {
     _RUN: show_run,
     f"{_RUN}/results": show_results,
     _TASK: show_task,
+    EXPORT: show_export,
     f"{ROOT}/workers": show_workers,
     f"{ROOT}/webhooks": show_deliveries,
     f"{ROOT}/schedules": show_schedules,
@@ -298,17 +309,17 @@ class Dashboard:
 
     def _endpoint(self, show: Show, as_json: bool) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            viewer = await self._viewers.identify(request)
-            if viewer is None:
-                return self.stranger(request, as_json=as_json)
-            if as_json:
-                screen = await show(PageCall(request, self._service, viewer))
-                return json_response(screen.page)
+            viewer = None
             try:
+                viewer = await self._viewers.identify(request)
+                if viewer is None:
+                    return self.stranger(request, as_json=as_json)
                 screen = await show(PageCall(request, self._service, viewer))
             except ConveyorError as error:
+                if as_json:
+                    raise
                 return self.problem(request, error, viewer)
-            return self.page(request, screen, viewer)
+            return json_response(screen.page) if as_json else self.page(request, screen, viewer)
 
         return answer
 
