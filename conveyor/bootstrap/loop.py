@@ -21,7 +21,7 @@ from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Reports, Telemetry
-from conveyor.engine.worker import OverlappingTicker, Ticker, Worker
+from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
@@ -346,29 +346,30 @@ def assemble_worker(
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
     counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
+    reporter = None
+    if ports.workers is not None:
+        about = Reported(dispatcher, policy, outages)
+        names = _reporter_options(name, settings, options)
+        reporter = WorkerReporter(about, ports.workers, clock, names)
     return Worker(
         dispatcher,
         discovery,
         clock,
         heartbeat=_heartbeat(settings),
-        tickers=[*chores.tickers, *counting],
-        overlapping=chores.overlapping,
+        beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
         outages=outages,
-        reporter=WorkerReporter(
-            Reported(dispatcher, policy, outages),
-            ports.workers,
-            clock,
-            ReporterOptions(
-                worker_id=name,
-                version=__version__,
-                heartbeat=_heartbeat(settings),
-                every=min(_heartbeat(settings), options.report_every),
-                slots=settings.workers,
-                claim_seconds=settings.visibility_timeout,
-            ),
-        )
-        if ports.workers is not None
-        else None,
+    )
+
+
+def _reporter_options(name: str, settings: Settings, options: LoopOptions) -> ReporterOptions:
+    heartbeat = _heartbeat(settings)
+    return ReporterOptions(
+        worker_id=name,
+        version=__version__,
+        heartbeat=heartbeat,
+        every=min(heartbeat, options.report_every),
+        slots=settings.workers,
+        claim_seconds=settings.visibility_timeout,
     )
 
 

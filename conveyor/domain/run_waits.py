@@ -110,6 +110,23 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
         return (now - self.said_at) / (self.heartbeat * 1_000)
 
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(WorkerReport)
+
+
+def encode_report(report: WorkerReport) -> bytes:
+    """Encode a report, as stores keep it and as its bound counts it."""
+    return _encoder.encode(report)
+
+
+def decode_report(encoded: bytes) -> WorkerReport | None:
+    """Decode a report; None if it is one of another version, or none at all."""
+    try:
+        return _decoder.decode(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
 class Hold(msgspec.Struct, frozen=True):
     """A reason that holds. Not told by itself: see `RunWait`."""
 

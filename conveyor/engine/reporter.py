@@ -14,13 +14,13 @@ import msgspec
 from conveyor.aio.outages import Outage, Outages
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import WaitReason
-from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
+from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport, encode_report
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.lanes import Lane, PutOffRows
 from conveyor.engine.policy import Policy
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Shared
-from conveyor.ports.workers import MOST_BYTES, MOST_LANES, Workers, encode_report
+from conveyor.ports.workers import MOST_BYTES, MOST_LANES, Workers
 
 THROTTLED_FOR = 10.0
 """Seconds after a refusal for load for which a job counts as slowed down, whatever its ceiling."""

@@ -10,17 +10,16 @@ import anyio
 import pytest
 
 from conveyor.aio.outages import Outages
-from conveyor.dev.permits import MemoryPermits
-from conveyor.dev.workers import MemoryWorkers
+from conveyor.dev.permits import MemoryPermits, MemoryWorkers
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import DispatchableRun, Problem, TaskFailure, WaitReason
-from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
+from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport, encode_report
 from conveyor.engine.lanes import LOST_FOR, MOST_INSTANTS, PutOffRows
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.ports.gateway import Absence, ScrapeFailed, Shared
 from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import Delivery
-from conveyor.ports.workers import MOST_BYTES, MOST_LANES, encode_report
+from conveyor.ports.workers import MOST_BYTES, MOST_LANES
 from conveyor.testing.clock import FakeClock
 from tests.unit.dispatch_world import World
 
