@@ -346,11 +346,8 @@ def assemble_worker(
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
     counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
-    reporter = None
-    if ports.workers is not None:
-        about = Reported(dispatcher, policy, outages)
-        names = _reporter_options(name, settings, options)
-        reporter = WorkerReporter(about, ports.workers, clock, names)
+    about = Reported(dispatcher, policy, outages)
+    reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
     return Worker(
         dispatcher,
         discovery,
@@ -361,16 +358,27 @@ def assemble_worker(
     )
 
 
-def _reporter_options(name: str, settings: Settings, options: LoopOptions) -> ReporterOptions:
+def _reporter(
+    about: Reported,
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    worker: str,
+    options: LoopOptions,
+) -> WorkerReporter | None:
+    if ports.workers is None:
+        return None
     heartbeat = _heartbeat(settings)
-    return ReporterOptions(
-        worker_id=name,
+    names = ReporterOptions(
+        worker_id=worker,
         version=__version__,
         heartbeat=heartbeat,
         every=min(heartbeat, options.report_every),
         slots=settings.workers,
         claim_seconds=settings.visibility_timeout,
     )
+    return WorkerReporter(about, ports.workers, clock, names)
 
 
 def _sealing_secrets(binding: Binding, settings: Settings) -> list[bytes]:
