@@ -7,9 +7,11 @@ import re
 from conveyor.aio.outages import TRIAL_EVERY
 from conveyor.domain import (
     delivery_places,
+    failure_groups,
     fires,
     input_spec,
     params,
+    result_shape,
     schedule,
     shards,
     strict_json,
@@ -170,6 +172,15 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "cursor": (results.MAX_LENGTH,),
     "page of jobs or runs": (1, MAX_PAGE, DEFAULT_PAGE),
     "page of results": (1, results.MAX_PAGE, results.DEFAULT_PAGE),
+    "failure groups of a run, and task ids that each shows": (
+        failure_groups.MOST_GROUPS,
+        failure_groups.MOST_SAMPLES,
+    ),
+    "characters of a detail by which failures differ": (failure_groups.LONGEST_DETAIL,),
+    "types of bodies counted by name in a run, and characters of a name": (
+        result_shape.MOST_TYPES,
+        result_shape.LONGEST_TYPE,
+    ),
     "rows of earlier runs read at a time, for the end of inherited results": (
         expiry.READS_AT_A_TIME,
     ),
