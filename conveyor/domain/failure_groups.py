@@ -83,9 +83,10 @@ class FailureGroups(msgspec.Struct, frozen=True):
 
 
 def group_filter(wanted: frozenset[str], kept: Sequence[str]) -> GroupFilter:
-    """Choose the tasks of the `wanted` groups, OTHER_GROUP included, of a run that keeps `kept`."""
+    """Choose the tasks of the `wanted` groups, OTHER_GROUP included, of a run that keeps `kept`.
+    A group that the run does not keep has no tasks of its own: they lie in OTHER_GROUP."""
     outside = frozenset(kept) if OTHER_GROUP in wanted else None
-    return GroupFilter(wanted - {OTHER_GROUP}, outside)
+    return GroupFilter(wanted.intersection(kept), outside)
 
 
 def failure_kind(failure: TaskFailure, problem: Problem) -> FailureKind:
