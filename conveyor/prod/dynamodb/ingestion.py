@@ -32,13 +32,21 @@ from conveyor.prod.dynamodb.client import (
     keys_of,
     merge_json,
 )
-from conveyor.prod.dynamodb.copying import CopyResult, RowCopy, fresh_item, summarize_rows
+from conveyor.prod.dynamodb.copying import (
+    CopyResult,
+    KnownNames,
+    RowCopy,
+    Selection,
+    fresh_item,
+    summarize_rows,
+)
 from conveyor.prod.dynamodb.counters import (
     Counts,
     IngestRow,
     counter_changes,
     find_ingest_row,
     ingest_row_at,
+    map_changes,
     read_ingest_row,
     recount_at,
 )
@@ -146,7 +154,8 @@ async def _final_counts(records: DynamoRunRows, known: IngestRow) -> Counts:
         return Counts(fresh=run.ingest.end if live else await _count_rows(records, known.row.place))
     if live and not known.recopied:
         return known.copied
-    rows = await summarize_rows(records.table, known.row.place, first=0, end=run.ingest.end)
+    names = KnownNames.of_ingest(known)
+    rows = await summarize_rows(records.table, known.row.place, names, first=0, end=run.ingest.end)
     return rows.counts
 
 
@@ -172,7 +181,9 @@ def _finish_change(known: IngestRow, counts: Counts) -> Change:
         counters = {name: getattr(run.stats, name) + adds.get(name, 0) for name in _STATUS_COUNTERS}
         stats = structs.replace(run.stats, **counters)
         status = live_run_status(stats, job_closed=run.last_batch_received)
-    return Change(status=None if status is run.status else status, ingesting=False, adds=adds)
+    return map_changes(known.row, known.planned, counts)._replace(
+        status=None if status is run.status else status, ingesting=False, adds=adds
+    )
 
 
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
@@ -236,7 +247,7 @@ class DynamoIngestion:
                 return None
             place = known.row.place
             if known.next_index >= end_index:
-                return await self._references(place, first_index, end_index)
+                return await self._references(known, first_index, end_index)
             # Rows before the checkpoint exist, whoever wrote them.
             start = known.next_index
             copied = await self._copy(known, start, end_index, now)
@@ -245,9 +256,10 @@ class DynamoIngestion:
                 return None
             rows = copied.rows
             if not copied.all_inserted:
-                rows = await summarize_rows(self._table, place, first=start, end=end_index)
+                names = KnownNames.of_ingest(known)
+                rows = await summarize_rows(self._table, place, names, first=start, end=end_index)
             if await self._count_copied(known, rows.counts, end=end_index, now=now):
-                earlier = await self._references(place, first_index, start)
+                earlier = await self._references(known, first_index, start)
                 return earlier + [one for one in rows.references if one[0] >= first_index]
             written = WrittenRows(copied.keys, copied.inserted)
             if not await repair_late_rows(self._records, place, written, now=now):
@@ -294,7 +306,13 @@ class DynamoIngestion:
         source = await self._records.read(run.rerun_of)
         if source is None:
             raise not_found("run")
-        copy = RowCopy(self._table, source, known.row.place, run.ingest.statuses)
+        copy = RowCopy(
+            self._table,
+            source,
+            known.row.place,
+            Selection(run.ingest.statuses, run.ingest.groups),
+            KnownNames.of_ingest(known),
+        )
         return await copy.run(first=first, end=end, now=now)
 
     async def _raise_in_flight(self, known: IngestRow, copied: CopyResult, now: int) -> None:
@@ -309,12 +327,14 @@ class DynamoIngestion:
             self._records, place, WrittenRows(copied.keys, copied.inserted), now=now
         )
 
-    async def _references(self, place: RunPlace, first: int, end: int) -> list[tuple[int, str]]:
+    async def _references(self, known: IngestRow, first: int, end: int) -> list[tuple[int, str]]:
         """Return the references of copied rows, from `first` below `end`, that are still to be
         worked."""
         if first >= end:
             return []
-        return (await summarize_rows(self._table, place, first=first, end=end)).references
+        names = KnownNames.of_ingest(known)
+        rows = await summarize_rows(self._table, known.row.place, names, first=first, end=end)
+        return rows.references
 
     async def _count_copied(self, known: IngestRow, counts: Counts, *, end: int, now: int) -> bool:
         """Move the checkpoint of a rerun and add the copied rows; return False if it had moved
