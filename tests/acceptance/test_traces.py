@@ -7,11 +7,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from zenrows import ZenRowsBatchClient
+from zenrows.batch._typed_dicts import TaskInputDict
 
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_collector import Collector, attributes, collecting
@@ -36,7 +39,7 @@ def collector() -> Iterator[Collector]:
 def test_each_attempt_is_a_trace_that_links_to_its_submit(
     tmp_path: Path, collector: Collector
 ) -> None:
-    pages = [
+    pages: list[str | TaskInputDict] = [
         target(f"secret-path/{number}", status=[200, 404, 503][number % 3]) for number in range(9)
     ]
     with boot(tmp_path, *FLAGS, **traced(collector)) as server:
@@ -74,7 +77,11 @@ def test_no_attribute_holds_a_url_a_param_or_a_key(tmp_path: Path, collector: Co
             body = {
                 "tasks": [{"url": target("secret-path") + "#secret-part"}],
                 "zenrows_params": {"css_extractor": "secret-extractor", "js_render": "true"},
-                "webhook": {"url": f"{server.inbox}/secret-receiver", "signature": False, "events": ["run.completed"]},
+                "webhook": {
+                    "url": f"{server.inbox}/secret-receiver",
+                    "signature": False,
+                    "events": ["run.completed"],
+                },
             }
             made = client.post("/jobs?secret-query=1", json=body)
             assert made.status_code == 201, made.text
@@ -82,12 +89,11 @@ def test_no_attribute_holds_a_url_a_param_or_a_key(tmp_path: Path, collector: Co
             finish(server, job["job_id"])
             client.get("/jobs/secret-id?cursor=secret-cursor")
             export = client.post(
-                f"/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/exports",
-                json={"format": "jsonl"},
+                f"/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/exports"
             )
             assert export.status_code == 202
         for name in ("attempt", "delivery", "export", "GET request", "POST request"):
-            eventually(lambda name=name: collector.roots(name) or None, name)
+            eventually(partial(some_roots, collector, name), name)
 
     found = {name for span in collector.all() for name in attributes(span)}
     assert found <= ATTRIBUTES
@@ -100,7 +106,7 @@ def test_no_attribute_holds_a_url_a_param_or_a_key(tmp_path: Path, collector: Co
 
 def test_the_same_tasks_are_sampled_by_every_process(tmp_path: Path, collector: Collector) -> None:
     """A server is killed in the middle of a run; the next one traces the same tasks."""
-    pages = [target(f"page/{number}") for number in range(300)]
+    pages: list[str | TaskInputDict] = [target(f"page/{number}") for number in range(300)]
     settings = traced(collector) | {"trace_ratio": 0.2}
     with (
         boot(tmp_path, *FLAGS, **settings) as server,
@@ -175,6 +181,10 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path: Path) 
 
 def traced(collector: Collector) -> dict[str, object]:
     return {"otlp_endpoint": collector.endpoint, "trace_ratio": 1, "retry_base": 0.01}
+
+
+def some_roots(collector: Collector, name: str) -> list[Span] | None:
+    return collector.roots(name) or None
 
 
 def sampled(collector: Collector) -> set[str | int]:
