@@ -34,7 +34,7 @@ from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.deliveries import new_delivery_item, new_mark_item
-from conveyor.prod.dynamodb.failure_groups import FailedTask, new_group_item
+from conveyor.prod.dynamodb.failure_groups import FailureSample, new_group_item
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
 from conveyor.prod.dynamodb.outbox_rows import new_entry_item
 from conveyor.prod.dynamodb.run_rows import REASON, SIZE, GroupCount, RunPlace, new_run_item
@@ -120,7 +120,7 @@ RUN = Run(
     rerun_of="SOURCE",
     ingest=Ingest(status=IngestStatus.PENDING, end=1),
 )
-FAILURE = FailedTask.of("TASK", TaskFailure.TIMEOUT, Problem("a", "A", 504, detail="slow"), 1)
+FAILURE = FailureSample.of("TASK", TaskFailure.TIMEOUT, Problem("a", "A", 504, detail="slow"), 1)
 DELIVERY = EventDelivery(
     delivery_id="DELIVERY",
     caller="caller",
