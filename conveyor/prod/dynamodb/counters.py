@@ -363,8 +363,9 @@ def _counter_correction(row: RunRow, tally: _Tally) -> Change:
     )
 
 
-MOST_REMEMBERED = 10_000
-"""Runs whose epoch is remembered."""
+MOST_REMEMBERED = 2_000
+"""Runs whose row is remembered, which may hold 200 failure groups. Of others the row is read once
+more before a task settles."""
 RETRIES = Backoff(1.0, 30.0)
 """Seconds until what could not be written is tried again, unless something new comes first."""
 
