@@ -19,6 +19,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    tracer_of,
     webhooks_of,
 )
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -31,11 +32,12 @@ from conveyor.http.middleware import INBOX_PATH, is_loopback
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
-LOOP = LoopOptions(report_every=1.0)
-"""Reports of the worker are kept in memory and cost nothing: they need not wait for a heartbeat."""
+REPORT_EVERY = 1.0
+"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
@@ -73,9 +75,13 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
+    tracer = tracer_of(settings, clock)
+    loop = LoopOptions(tracer=tracer or NO_TRACER, report_every=REPORT_EVERY)
     worker = build_worker(
-        binding.ports, outside, settings, clock, telemetry=telemetry, options=LOOP
+        binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )
+    if tracer is not None:
+        telemetry.exemplars(lambda: tracer.latest)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -85,7 +91,11 @@ async def open_dev(
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
         options=_app_options(
-            settings, clock, worker, _inbox(binding, clock, older) if inbox else None
+            settings,
+            clock,
+            worker,
+            inbox=_inbox(binding, clock, older) if inbox else None,
+            tracer=tracer or NO_TRACER,
         ),
     )
 
@@ -94,6 +104,8 @@ async def open_dev(
             await scraper.aclose()
         await webhooks.aclose()
         await binding.ports.aclose()
+        if tracer is not None:
+            await tracer.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(
@@ -136,7 +148,7 @@ def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) ->
 
 
 def _app_options(
-    settings: Settings, clock: Clock, worker: Worker, inbox: Inbox | None
+    settings: Settings, clock: Clock, worker: Worker, *, inbox: Inbox | None, tracer: Tracer
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -146,6 +158,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
+        tracer=tracer,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conveyor import __version__
 from conveyor.aio.outages import Outages
@@ -56,6 +57,7 @@ from conveyor.ports.queues import (
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
 from conveyor.ports.workers import Workers
 from conveyor.records.job_templates import JobTemplates
@@ -65,6 +67,9 @@ from conveyor.settings import InvalidSetting, Settings
 from conveyor.wire.errors import TransportError
 from conveyor.wire.options import USUAL as USUAL_CLIENT
 from conveyor.wire.options import ClientOptions, Proxy, read_proxy
+
+if TYPE_CHECKING:
+    from conveyor.engine.tracing import OpenTelemetryTracer
 
 
 class Readiness:
@@ -96,6 +101,21 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_HTTP_ENGINE", missing) from None
     except ScrapeFailed:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
+
+
+def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
+    """Open the sender of traces that the settings name; None without an endpoint, and then nothing
+    of OpenTelemetry is loaded. Raises InvalidSetting if it is not installed."""
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from conveyor.engine.tracing import OpenTelemetryTracer
+    except ImportError:
+        missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
+        raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
+    return OpenTelemetryTracer(
+        clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
+    )
 
 
 def _client_options(settings: Settings) -> ClientOptions:
@@ -248,14 +268,16 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it, and how events are delivered, for alarms. The worker reports what it does
-    once a heartbeat, and each `report_every` seconds if that is less.
+    adds workers by it, and how events are delivered, for alarms. `tracer` records what is sampled.
+    The worker reports what it does once a heartbeat, and each `report_every` seconds if that is
+    less.
     """
 
     policy: PolicyFactory = ReservePolicy
     polling: Polling = Polling()
     picking: Callable[[], PickingRule] = LeastInFlight
     logs_backlog: bool = False
+    tracer: Tracer = NO_TRACER
     report_every: float = math.inf
 
 
@@ -288,20 +310,34 @@ def build_worker(
         pipeline=binding.pipeline,
         workers=binding.workers,
     )
-    notifier = _notifier(binding, settings, clock, telemetry, origin=outside.origin)
-    deliverer = _deliverer(binding, outside.webhooks, settings, clock, telemetry)
+    deliverer = _deliverer(
+        binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
+    )
+    sending = _delivery_ticker(deliverer, settings, clock)
+    notifier = _notifier(
+        binding, settings, clock, telemetry, origin=outside.origin, made=sending.wake
+    )
+    telling = _outbox_ticker(notifier, settings, clock)
+    binding.signals.on_end(telling.wake)
     reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
     tickers = [
         _sweep_ticker(binding, settings, clock),
-        _outbox_ticker(notifier, settings, clock),
-        _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
+        telling,
+        _schedule_ticker(
+            binding,
+            settings,
+            clock,
+            telemetry=telemetry,
+            sealer=ports.sealer,
+            tracer=options.tracer,
+        ),
     ]
     if options.logs_backlog:
         tickers.append(_minutely(reports.tell, clock, what="telling of webhooks"))
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
         tickers=tickers,
-        overlapping=[_delivery_ticker(deliverer, settings, clock)],
+        overlapping=[sending],
     )
     return assemble_worker(
         ports, settings, clock, telemetry=telemetry, chores=chores, options=options
@@ -327,9 +363,15 @@ def assemble_worker(
         policy,
         clock,
         task_handler=_task_handler(
-            ports, settings, clock, worker=name, telemetry=telemetry, outages=outages
+            ports,
+            settings,
+            clock,
+            worker=name,
+            telemetry=telemetry,
+            outages=outages,
+            tracer=options.tracer,
         ),
-        control_handler=ControlHandler(chores.control),
+        control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
         options=DispatchOptions(
             slots=settings.workers,
@@ -432,6 +474,7 @@ def _task_handler(
     worker: str,
     telemetry: Telemetry,
     outages: Outages,
+    tracer: Tracer,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -443,6 +486,7 @@ def _task_handler(
             gateway=ports.gateway,
             pipeline=ports.pipeline,
             outages=outages,
+            tracer=tracer,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
@@ -523,7 +567,13 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
 
 
 def _notifier(
-    binding: Binding, settings: Settings, clock: Clock, telemetry: Telemetry, *, origin: str
+    binding: Binding,
+    settings: Settings,
+    clock: Clock,
+    telemetry: Telemetry,
+    *,
+    origin: str,
+    made: Callable[[], None],
 ) -> Notifier:
     machines = StateMachines(
         clock,
@@ -540,6 +590,7 @@ def _notifier(
         jobs=binding.jobs,
         interval=settings.sweep_interval,
         origin=origin,
+        made=made,
     )
     tellers = {Subscriber.CALLBACK: machines.tell, Subscriber.WEBHOOK: events.tell}
     return Notifier(clock, outbox=binding.outbox, tellers=tellers)
@@ -561,7 +612,13 @@ def _delivery_ticker(deliverer: Deliverer, settings: Settings, clock: Clock) -> 
 
 
 def _deliverer(
-    binding: Binding, webhooks: Webhooks, settings: Settings, clock: Clock, telemetry: Telemetry
+    binding: Binding,
+    webhooks: Webhooks,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    tracer: Tracer,
 ) -> Deliverer:
     sealer = SigningKeySealer(_sealing_secrets(binding, settings))
     ports = DeliveryPorts(
@@ -570,12 +627,19 @@ def _deliverer(
         runs=binding.runs,
         webhooks=webhooks,
         signer=EventSigner(binding.signing_keys, sealer, clock),
+        tracer=tracer,
     )
     return Deliverer(ports, clock, observer=telemetry)
 
 
 def _schedule_ticker(
-    binding: Binding, settings: Settings, clock: Clock, *, telemetry: Telemetry, sealer: KeySealer
+    binding: Binding,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    sealer: KeySealer,
+    tracer: Tracer,
 ) -> Ticker:
     ports = SchedulerPorts(
         schedules=binding.schedules,
@@ -584,6 +648,7 @@ def _schedule_ticker(
         queues=binding.queues,
         signals=binding.signals,
         sealer=sealer,
+        tracer=tracer,
     )
     options = SchedulerOptions(
         interval=settings.schedule_interval,

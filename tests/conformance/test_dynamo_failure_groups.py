@@ -235,7 +235,7 @@ async def test_two_processes_agree_on_the_first_types(
 
     async def succeed(world: World, index: int, content_type: str) -> None:
         task = await world.claimed(run_id, index)
-        body = StoredBody(f"{task.task_id}-body", 5, content_type, Format.TEXT)
+        body = StoredBody(f"{task.task_id}-body", 5, content_type, Format.PLAINTEXT)
         await world.settle(task, Succeeded(world.attempt(task), body))
 
     for index in range(MOST_TYPES + 2):
