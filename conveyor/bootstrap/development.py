@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
-    LoopOptions,
     Outside,
     Readiness,
     allowed_hosts,
@@ -38,8 +37,8 @@ from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
-LOOP = LoopOptions(report_every=1.0)
-"""Reports of the worker are kept in memory and cost nothing: they need not wait for a heartbeat."""
+REPORT_EVERY = 1.0
+"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
