@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
+    LoopOptions,
     Outside,
     Readiness,
     allowed_hosts,
@@ -83,7 +84,7 @@ async def open_dev(
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    loop = replace(LOOP, tracer=tracer or NO_TRACER)
+    loop = LoopOptions(tracer=tracer or NO_TRACER, report_every=REPORT_EVERY)
     worker = build_worker(
         binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )
