@@ -62,7 +62,7 @@ from conveyor.prod.dynamodb.client import (
     contention_error,
     decodes_row,
 )
-from conveyor.prod.dynamodb.failure_groups import FailedTask, note_failures, remove_group_items
+from conveyor.prod.dynamodb.failure_groups import FailureSample, note_failures, remove_group_items
 from conveyor.prod.dynamodb.run_rows import (
     GROUPS,
     REASON,
@@ -299,7 +299,7 @@ class _Tally:
         """Write the items of the groups that the run does not keep yet."""
         for group_id in self.groups.keys() - row.groups.keys():
             failures = [
-                FailedTask.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
+                FailureSample.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
                 for one in self.groups[group_id].samples
                 if one.error is not None
             ]
@@ -385,7 +385,7 @@ class _PendingDelta:
     """One settlement that waits for its addition; with the failure, if it is one."""
 
     delta: RunDelta
-    failure: FailedTask | None
+    failure: FailureSample | None
     epoch: int
     answer: asyncio.Future[Settled]
 
@@ -464,7 +464,7 @@ class Counters:
         run = self._run(place)
         failure = None
         if delta.failure is not None and delta.problem is not None:
-            failure = FailedTask.of(task_id, delta.failure, delta.problem, delta.now)
+            failure = FailureSample.of(task_id, delta.failure, delta.problem, delta.now)
         answer = asyncio.get_running_loop().create_future()
         waiting = _PendingDelta(delta, failure, epoch, answer)
         run.pending.append(waiting)
@@ -679,7 +679,7 @@ class _AdditionUpdate:
 
     def __init__(self, row: RunRow, parts: Sequence[_PendingDelta]) -> None:
         deltas = [part.delta for part in parts]
-        self.samples: list[tuple[list[FailedTask], bool]] = []
+        self.samples: list[tuple[list[FailureSample], bool]] = []
         self.conditions: list[str] = []
         self.values: dict[str, PlaceholderValue] = {}
         self._sets = [_SETS]
@@ -705,13 +705,13 @@ class _AdditionUpdate:
             self._sets.append(f"{path} = {path} + {value}" if name in kept else f"{path} = {value}")
             self.values |= {f"t{number}": AttributeName(name), f"t{number}n": count}
 
-    def _add_groups(self, row: RunRow, failures: Sequence[FailedTask]) -> None:
+    def _add_groups(self, row: RunRow, failures: Sequence[FailureSample]) -> None:
         """Count failures in their groups; leave out those of groups that may not begin."""
         kept = row.groups
         counted = sum(group.failed for group in kept.values())
         # While a failed task lies in no group, a new group could not count all of its tasks.
         room = MOST_GROUPS - len(kept) if counted >= row.run.stats.failed else 0
-        found: dict[str, list[FailedTask]] = {}
+        found: dict[str, list[FailureSample]] = {}
         for failure in failures:
             if failure.group_id in found:
                 found[failure.group_id].append(failure)
