@@ -36,6 +36,9 @@ from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
+REPORT_EVERY = 1.0
+"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
+
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
 
@@ -73,13 +76,9 @@ async def open_dev(
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock)
+    loop = LoopOptions(tracer=tracer or NO_TRACER, report_every=REPORT_EVERY)
     worker = build_worker(
-        binding.ports,
-        outside,
-        settings,
-        clock,
-        telemetry=telemetry,
-        options=LoopOptions(tracer=tracer or NO_TRACER),
+        binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )
     if tracer is not None:
         telemetry.exemplars(lambda: tracer.latest)

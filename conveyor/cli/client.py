@@ -211,6 +211,17 @@ def watch(job: str, out: Destination | None, **common: Any) -> int:
 
 @conveyor.command()
 @job_argument
+@json_option
+@server_options
+def explain(job: str, **common: Any) -> int:
+    """Say why JOB is not faster, or why it stands, and what helps."""
+    from conveyor.client.explain import explain_job
+
+    return run_client(lambda target, terminal: explain_job(target, terminal, job), **common)
+
+
+@conveyor.command()
+@job_argument
 @rows_option
 @out_option
 @status_option

@@ -31,6 +31,16 @@ class OutageReply(msgspec.Struct, frozen=True, kw_only=True):
     never_answered: bool = False
 
 
+class RunWaitReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The reason why a live run waits."""
+
+    reason: str
+    since: str = ""
+    detail: str = ""
+    until: str | None = None
+    others: tuple[str, ...] = ()
+
+
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """A run."""
 
@@ -43,6 +53,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     failure_reason: str | None = None
     failure_detail: str | None = None
     outage: OutageReply | None = None
+    waiting: RunWaitReply | None = None
     updated_at: str = ""
 
     @property
@@ -144,6 +155,7 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     name: str | None = None
     external_id: str | None = None
+    max_inflight: int = 0
     latest_run: RunReply | None = None
     created_at: str = ""
     webhook: WebhookReply | None = None

@@ -29,6 +29,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "Spend": schemas.SpendBody,
     "RunStats": schemas.StatsBody,
     "Outage": schemas.OutageBody,
+    "RunWait": schemas.RunWaitBody,
     "Run": schemas.RunBody,
     "RunsPage": schemas.RunsPage,
     "Wait": schemas.WaitBody,

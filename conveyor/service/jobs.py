@@ -39,7 +39,8 @@ class JobQueries:
             newest = await self._context.deliveries.list_deliveries(
                 DeliveryFilter(caller=caller_id, job_id=job_id), limit=MOST_JUDGED
             )
-        return job_body(view, self._context.outage(), newest)
+        waits = await self._context.waits.look()
+        return job_body(view, self._context.outage(), newest, waits=waits)
 
     async def list_jobs(
         self,
@@ -63,7 +64,9 @@ class JobQueries:
         following = None
         if len(views) > limit:
             following = self._cursors.encode(views[limit - 1].job.job_id, scope=scope)
-        return JobsPage([job_body(view) for view in views[:limit]], present(following))
+        waits = await self._context.waits.look()
+        shown = [job_body(view, waits=waits) for view in views[:limit]]
+        return JobsPage(shown, present(following))
 
     async def get_run(self, caller_id: str, job_id: str, run_id: str) -> RunBody:
         """Return a run, also while it is being deleted. Raises ConveyorError(not_found)."""
@@ -71,7 +74,8 @@ class JobQueries:
         run = await self._context.runs.get_run(caller_id, job_id, run_id)
         if run is None:
             raise not_found("run")
-        return run_body(run, self._context.outage())
+        waits = await self._context.waits.look()
+        return run_body(run, self._context.outage(), waits=waits)
 
     async def list_runs(
         self, caller_id: str, job_id: str, *, cursor: str | None, limit: int
@@ -87,7 +91,9 @@ class JobQueries:
         following = None
         if len(runs) > limit:
             following = self._cursors.encode(str(runs[limit - 1].run_sequence), scope=scope)
-        return RunsPage([run_body(run) for run in runs[:limit]], present(following))
+        waits = await self._context.waits.look()
+        shown = [run_body(run, waits=waits) for run in runs[:limit]]
+        return RunsPage(shown, present(following))
 
     def _before(self, cursor: str, scope: str) -> int:
         position = self._cursors.decode(cursor, scope=scope)
@@ -117,14 +123,14 @@ class JobCommands:
             self._notifier.run_changed(run.run_id)
         elif run is not None:
             self._notifier.run_completed(run.run_id)
-        return job_body(view)
+        return job_body(view, waits=await self._context.waits.look())
 
     async def stop(self, caller_id: str, job_id: str) -> RunBody:
         """End the latest run. Raises ConveyorError: not_found; run_not_stoppable; no_prior_run."""
         await self._context.live_job(caller_id, job_id)
         run = await self._runs.stop_run(caller_id, job_id, now=self._context.clock.now())
         await self._notifier.run_ended(run.run_id)
-        return run_body(run)
+        return run_body(run, waits=await self._context.waits.look())
 
     async def pause(self, caller_id: str, job_id: str, *, paused: bool) -> RunBody:
         """Pause the latest run, or resume it. Raises ConveyorError: not_found; conflict;
@@ -137,7 +143,7 @@ class JobCommands:
             self._notifier.run_paused(run.run_id)
         else:
             self._notifier.run_changed(run.run_id)
-        return run_body(run)
+        return run_body(run, waits=await self._context.waits.look())
 
     async def delete_job(self, caller_id: str, job_id: str) -> None:
         """Make a job a tombstone, have it scrubbed, and drop the events that it owes. Raises

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import structs
 
 from conveyor.domain.api_keys import NONCE_LENGTH
@@ -17,6 +19,7 @@ from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import encode, first_rerun_body, made_run, rerun_body
+from conveyor.service.waiting import Waits
 
 CLAIM_WAIT = 5.0
 """Seconds that a small rerun waits for calls in flight of the run it replays. For a large one, the
@@ -105,7 +108,8 @@ class Reruns:
                 caller.api_key, caller=caller.caller_id, nonce=context.clock.token(NONCE_LENGTH)
             )
             after = structs.replace(after, sealed_key=sealed_key)
-            answer = StoredResponse(LATER, encode(first_rerun_body(after, run)))
+            made = first_rerun_body(after, run, waits=await context.waits.look())
+            answer = StoredResponse(LATER, encode(made))
             change = ScheduleChange(
                 before=view.job, after=after, run=run, answer=answer, once=claim.once
             )
@@ -136,7 +140,7 @@ class Reruns:
                 now=now,
                 traceparent=TRACEPARENT.get(),
             ),
-            answer=_answer,
+            answer=partial(_answer, await self._context.waits.look()),
             once=claim.once,
         )
 
@@ -190,6 +194,6 @@ def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:
         ) from None
 
 
-def _answer(rerun: Rerun) -> StoredResponse:
+def _answer(waits: Waits, rerun: Rerun) -> StoredResponse:
     later = made_run(rerun.view).ingest is not None
-    return StoredResponse(LATER if later else 201, encode(rerun_body(rerun)))
+    return StoredResponse(LATER if later else 201, encode(rerun_body(rerun, waits=waits)))

@@ -26,6 +26,7 @@ from conveyor.domain.model import (
     Task,
 )
 from conveyor.domain.remarks import NO_REMARKS, Remarks
+from conveyor.domain.run_waits import RunWait
 from conveyor.domain.schedule import WEEKDAYS, Calendar
 from conveyor.domain.scheduling import Scheduling
 from conveyor.domain.states import LIVE_RUN_STATES
@@ -50,6 +51,7 @@ from conveyor.service.schemas import (
     RerunBody,
     ResultBody,
     RunBody,
+    RunWaitBody,
     ScheduleBody,
     SpendBody,
     StatsBody,
@@ -60,6 +62,7 @@ from conveyor.service.schemas import (
     WeekDaysBody,
     present,
 )
+from conveyor.service.waiting import Waits
 
 ACTIVE, PAUSED = STATES = ("active", "paused")
 """The states of a schedule."""
@@ -75,11 +78,15 @@ def encode(body: msgspec.Struct) -> bytes:
 
 
 def job_body(
-    view: JobView, outage: Outage | None = None, deliveries: Sequence[EventDelivery] = ()
+    view: JobView,
+    outage: Outage | None = None,
+    deliveries: Sequence[EventDelivery] = (),
+    *,
+    waits: Waits,
 ) -> JobBody:
     """Show a job on the wire, without its caller and its sealed key, and how its receiver did in
-    the `deliveries`; `outage` is as in `run_body`."""
-    job = view.job
+    the `deliveries`; `outage` and `waits` are as in `run_body`."""
+    job, run = view.job, view.latest_run
     plan = None if job.scheduling is None else with_known_zones(job.scheduling)
     return JobBody(
         job_id=job.job_id,
@@ -100,7 +107,7 @@ def job_body(
         schedule=UNSET if plan is None else schedule_body(plan),
         schedule_state=UNSET if plan is None else state_word(plan),
         next_scheduled_run=UNSET if plan is None else next_run(plan),
-        latest_run=run_body(view.latest_run, outage) if view.latest_run is not None else UNSET,
+        latest_run=run_body(run, outage, waits=waits) if run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
     )
@@ -212,8 +219,10 @@ def next_run(plan: Scheduling) -> str | UnsetType:
     return UNSET if plan.next_at is None else rfc3339(plan.next_at)
 
 
-def run_body(run: Run, outage: Outage | None = None) -> RunBody:
-    """Show a run on the wire, and the `outage` that it waits for if it has work."""
+def run_body(run: Run, outage: Outage | None = None, *, waits: Waits) -> RunBody:
+    """Show a run on the wire, the `outage` that it waits for if it has work, and why it waits, as
+    `waits` tells."""
+    wait = waits(run)
     failed = run.status is RunStatus.FAILED
     reason = run.failure_reason if failed and run.failure_reason in ACCOUNT_FAILURES else None
     return RunBody(
@@ -231,6 +240,17 @@ def run_body(run: Run, outage: Outage | None = None) -> RunBody:
         failure_reason=UNSET if reason is None else reason.value,
         failure_detail=present(run.failure_detail if failed else None),
         outage=_outage_body(outage) if outage is not None and _has_work(run) else UNSET,
+        waiting=UNSET if wait is None else _run_wait_body(wait),
+    )
+
+
+def _run_wait_body(wait: RunWait) -> RunWaitBody:
+    return RunWaitBody(
+        reason=wait.reason.value,
+        since=rfc3339(wait.since),
+        until=UNSET if wait.until is None else rfc3339(wait.until),
+        detail=wait.detail,
+        others=[reason.value for reason in wait.others] or UNSET,
     )
 
 
@@ -248,13 +268,13 @@ def _outage_body(outage: Outage) -> OutageBody:
 
 
 def submit_body(
-    job: Job, run: Run | None, *, accepted: int, remarks: Remarks = NO_REMARKS
+    job: Job, run: Run | None, *, accepted: int, waits: Waits, remarks: Remarks = NO_REMARKS
 ) -> SubmitBody:
     """Build the answer to a submit."""
     return SubmitBody(
         job_id=job.job_id,
         status=job.status.value,
-        latest_run=run_body(run) if run is not None else UNSET,
+        latest_run=run_body(run, waits=waits) if run is not None else UNSET,
         accepted_tasks=accepted,
         webhook=webhook_body(job.webhook) if job.webhook is not None else UNSET,
         skipped_tasks=remarks.skipped or UNSET,
@@ -263,36 +283,36 @@ def submit_body(
     )
 
 
-def add_tasks_body(appended: Appended, remarks: Remarks) -> AddTasksBody:
+def add_tasks_body(appended: Appended, remarks: Remarks, *, waits: Waits) -> AddTasksBody:
     """Build the answer to an addition of tasks."""
     return AddTasksBody(
         accepted_tasks=appended.accepted,
         job_status=appended.view.job.status.value,
-        latest_run=run_body(made_run(appended.view)),
+        latest_run=run_body(made_run(appended.view), waits=waits),
         skipped_tasks=remarks.skipped or UNSET,
         invalid_tasks=remarks.invalid_tasks or UNSET,
         warnings=remarks.warnings or UNSET,
     )
 
 
-def rerun_body(rerun: Rerun) -> RerunBody:
+def rerun_body(rerun: Rerun, *, waits: Waits) -> RerunBody:
     """Build the answer to a rerun."""
     return RerunBody(
         job_id=rerun.view.job.job_id,
         status=rerun.view.job.status.value,
-        latest_run=run_body(made_run(rerun.view)),
+        latest_run=run_body(made_run(rerun.view), waits=waits),
         rerun_of=rerun.rerun_of,
         retried_tasks=rerun.retried,
         inherited_tasks=rerun.inherited,
     )
 
 
-def first_rerun_body(job: Job, run: Run) -> RerunBody:
+def first_rerun_body(job: Job, run: Run, *, waits: Waits) -> RerunBody:
     """Build the answer to a rerun that made the first run of a scheduled job."""
     return RerunBody(
         job_id=job.job_id,
         status=job.status.value,
-        latest_run=run_body(run),
+        latest_run=run_body(run, waits=waits),
         retried_tasks=run.stats.total,
         inherited_tasks=0,
     )

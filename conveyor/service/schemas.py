@@ -27,6 +27,7 @@ from conveyor.domain.model import (
     WaitReason,
 )
 from conveyor.domain.remarks import MAX_LISTED
+from conveyor.domain.run_waits import RunWaitReason
 from conveyor.domain.schedule import MOST_ZONE_NAME, UNITS, WEEKDAYS
 from conveyor.domain.scheduling import FireStatus, Overlap, SkipReason
 from conveyor.domain.submission import MAX_TASK_TOKEN
@@ -128,6 +129,32 @@ class OutageBody(Struct, frozen=True, kw_only=True):
     ) = UNSET
 
 
+class RunWaitBody(Struct, frozen=True, kw_only=True):
+    """Why a live run waits: the first reason of the list that holds, as workers said it last."""
+
+    reason: Annotated[
+        str,
+        _words(
+            RunWaitReason,
+            "`paused`: until it is resumed. `ingesting`: no task is written yet that could be "
+            "worked. `no_worker`: none has said a word for three heartbeats. `queue_lost`: its "
+            "queue is being made again. `permits_closed`: the ledger of permits was begun anew. "
+            "`bodies_not_kept`: bodies cannot be stored. `gateway_throttled`: the gateway refuses "
+            "for load, or something on the way to it is away. `host_closed`: every task left is of "
+            "a host that asked for a pause. `retry_backoff`: every task left waits for its next "
+            "attempt. `claims_held`: tasks are under claims of a worker that is silent. "
+            "`max_inflight`: the cap of the job is in use. `slots`: every slot of every worker is.",
+        ),
+    ]
+    since: Annotated[str, _instant("Since when, as far as it is known.")]
+    until: Annotated[str, _instant("When it ends, where that is known.")] | UnsetType = UNSET
+    detail: Annotated[str, Meta(description="The same in a sentence, with its numbers.")]
+    others: (
+        Annotated[list[str], Meta(description="The further reasons that hold, in order.")]
+        | UnsetType
+    ) = UNSET
+
+
 class RunBody(Struct, frozen=True, kw_only=True):
     """One execution of a job."""
 
@@ -174,6 +201,7 @@ class RunBody(Struct, frozen=True, kw_only=True):
         | UnsetType
     ) = UNSET
     outage: OutageBody | UnsetType = UNSET
+    waiting: RunWaitBody | UnsetType = UNSET
 
 
 class CallbackBody(Struct, frozen=True):

@@ -23,6 +23,7 @@ from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import JobSchedules
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
+from conveyor.service.waiting import RunWaits
 from conveyor.service.webhooks import JobWebhooks, ReceiverCheck, WebhookTests
 
 
@@ -53,6 +54,7 @@ def _context(
         clock=clock,
         options=options,
         keyring=keyring,
+        waits=RunWaits(ports.workers, clock, heartbeat=options.heartbeat),
         outages=outages,
     )
 

@@ -394,7 +394,7 @@ def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes
     if change is None:
         return NotClaimable()
     if isinstance(change, NotYet):
-        return ClaimedElsewhere(change.until)
+        return ClaimedElsewhere(change.until, change.is_due_later)
     if change.event is not None:  # a pending row is left as it is: the claim alone says more
         _apply(run, row, change, move.now, writes)
     if change.status is not TaskStatus.PROCESSING:
