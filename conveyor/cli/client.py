@@ -210,6 +210,17 @@ def watch(job: str, out: Destination | None, **common: Any) -> int:
     return run_client(lambda target, terminal: watch_job(target, terminal, job, out), **common)
 
 
+@conveyor.command("open")
+@click.argument("job", required=False, shell_complete=suggest_jobs)
+@json_option
+@server_options
+def open_command(job: str | None, **common: Any) -> int:
+    """Open the dashboard in a browser, at JOB if it is named; print its address."""
+    from conveyor.client.commands import open_pages
+
+    return run_client(lambda target, terminal: open_pages(target, terminal, job), **common)
+
+
 @conveyor.command()
 @job_argument
 @json_option

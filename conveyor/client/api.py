@@ -3,7 +3,7 @@ retries."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
+from conveyor.client.errors import ClientError, NoStream, ServerRefused, ServerUnreachable
 from conveyor.client.output import printable
 from conveyor.client.wire import (
     AddReply,
@@ -94,6 +94,13 @@ class Patience(NamedTuple):
     give_up: float = 30.0
 
 
+class StreamedRun(NamedTuple):
+    """One event of a stream: a run, or None for one that only shows that the server is there."""
+
+    run: RunReply | None
+    event_id: str
+
+
 class ResultRows(NamedTuple):
     """A page of rows, each with its JSON, and the cursor of the next page."""
 
@@ -102,6 +109,10 @@ class ResultRows(NamedTuple):
 
 
 PATIENCE = Patience()
+STREAM_TYPE = "text/event-stream"
+STREAM_SILENCE = 20.0
+"""Seconds without a byte after which a stream is lost: a server says something each 15."""
+LONGEST_LINE = 1_048_576
 
 
 def web_address(text: str, problem: str) -> httpx.URL:
@@ -284,6 +295,32 @@ class Api:
     async def run(self, job_id: str, run_id: str) -> RunReply:
         """Read a run with its counters."""
         return self._decode(await self._send("GET", _run_path(job_id, run_id)), RunReply)
+
+    async def run_events(
+        self, job_id: str, run_id: str, *, last_id: str = ""
+    ) -> AsyncGenerator[StreamedRun]:
+        """Yield what a server tells of a run as it comes, until the server ends the stream.
+
+        `last_id` is that of the event seen last. Raises NoStream where the server has no stream to
+        give, also one that is no Conveyor server; ServerUnreachable for one that is lost.
+        """
+        headers = {"Accept": STREAM_TYPE} | ({"Last-Event-ID": last_id} if last_id else {})
+        url = f"{self.address}{_run_path(job_id, run_id)}/events"
+        timeout = httpx.Timeout(STREAM_SILENCE, connect=CONNECT_TIMEOUT)
+        try:
+            async with self._keyed.stream(
+                "GET", url, headers=headers, timeout=timeout, follow_redirects=False
+            ) as response:
+                if response.status_code in (502, 503, 504):
+                    raise ServerUnreachable(f"{printable(self.address)} serves no stream now;")
+                media_type = response.headers.get("Content-Type", "").partition(";")[0]
+                if response.status_code != 200 or media_type != STREAM_TYPE:
+                    raise NoStream(f"{printable(self.address)} serves no stream")
+                async for name, data, event_id in _events(response.aiter_bytes()):
+                    run = self._parse(data, RunReply) if name == "run" else None
+                    yield StreamedRun(run, event_id)
+        except httpx.RequestError:
+            raise ServerUnreachable(f"lost the connection to {printable(self.address)};") from None
 
     async def change_run(self, job_id: str, verb: str) -> RunReply:
         """Stop, pause or resume the latest run."""
@@ -598,6 +635,30 @@ class Api:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, RecursionError):
             raise self._stranger() from None
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes, str]]:
+    """Yield name, data and id of each event in the bytes of a stream; a comment has no name.
+
+    Raises NoStream for a line without an end.
+    """
+    name, data, event_id, rest = "", b"", "", b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            raise NoStream("a line of the stream is too long")
+        for line in lines:
+            field, _, value = line.removesuffix(b"\r").partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"event":
+                name = value.decode(errors="replace")
+            elif field == b"data":
+                data = value
+            elif field == b"id":
+                event_id = value.decode() if value.isdigit() else ""
+            elif not line.strip():
+                yield name, data, event_id
+                name, data = "", b""
 
 
 def _problem(response: httpx.Response) -> RefusalReply | None:

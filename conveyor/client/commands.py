@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import webbrowser
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from enum import Enum
@@ -202,6 +203,22 @@ async def make_job(
     terminal.give(reply)
     terminal.give_id(reply.job_id)
     return reply
+
+
+async def open_pages(target: ServerTarget, terminal: Terminal, text: str | None) -> int:
+    """Open the dashboard in a browser, at a job if one is named; where there is no browser, the
+    printed address is all."""
+    address = f"{target.server.rstrip('/').removesuffix('/v1')}/dashboard"
+    if text is not None:
+        async with target.connect(terminal) as api:
+            address += f"/jobs/{await find_job(api, text)}"
+    terminal.say(printable(address))
+    try:
+        opened = webbrowser.open(address)
+    except webbrowser.Error:
+        opened = False
+    terminal.give({"address": address, "opened": opened})
+    return SUCCEEDED
 
 
 async def watch_job(

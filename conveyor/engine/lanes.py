@@ -19,6 +19,9 @@ THROTTLE_FACTOR = 0.7
 THROTTLE_PAUSE = 1.0
 TASK_SECONDS_WEIGHT = 0.2
 """Weight of the latest task in the running mean of task times."""
+LOST_FOR = 10.0
+"""Seconds for which a queue counts as lost after it was last missing, unless it gives messages: a
+young one may seem to be there and empty in between."""
 MOST_INSTANTS = 4_000
 """Seconds that are told apart among the instants until which rows of a run are put off."""
 
@@ -30,10 +33,10 @@ class Lane:
     call has ended; `admitted` those that hold a permit. `buffer` holds messages received beyond the
     permits, each with the moment it came; `refilling` counts those asked for to fill it. `scopes`
     are the calls under way. `empties` counts empty receives in a row, since `empty_since`. The lane
-    is not polled before `not_before`; its queue is missing since `lost_since`, if it is. All
-    moments are monotonic seconds. A closed lane ends with its last message. The queue of a
-    `dropped` lane is gone, or going, because its run has ended. A claim that was being made when
-    `withdrawals` grew is given up.
+    is not polled before `not_before`; its queue is lost since `lost_since`, if it is, and was last
+    missing at `lost_at`. All moments are monotonic seconds. A closed lane ends with its last
+    message. The queue of a `dropped` lane is gone, or going, because its run has ended. A claim
+    that was being made when `withdrawals` grew is given up.
     """
 
     __slots__ = (
@@ -48,6 +51,7 @@ class Lane:
         "empty_since",
         "job_id",
         "limit",
+        "lost_at",
         "lost_since",
         "not_before",
         "probing",
@@ -80,6 +84,7 @@ class Lane:
         self.empties = 0
         self.empty_since: float | None = None
         self.lost_since: float | None = None
+        self.lost_at = -math.inf
         self.calm_until = 0.0
         self.not_before = 0.0
         self.throttled_at = -math.inf
@@ -123,13 +128,15 @@ class Lane:
 
     def found_nothing(self, now: float, *, empties_before: int) -> None:
         """Note that a receive brought nothing. Slots that asked at the same time count it once."""
-        self.lost_since = None
+        if now - self.lost_at >= LOST_FOR:
+            self.lost_since = None
         self.empties = min(self.empties, empties_before) + 1
         if self.empty_since is None:
             self.empty_since = now
 
     def lost(self, now: float) -> None:
         """Note that the queue is missing."""
+        self.lost_at = now
         if self.lost_since is None:
             self.lost_since = now
 

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from conveyor.http.malformed import CONNECTION
+from conveyor.http.openapi_operations import STREAM_TYPE
 from conveyor.http.request import Handler, RequestContext
 from conveyor.service.progress import RunSnapshot, StreamWord, Watcher
 from conveyor.service.service import Service
@@ -23,7 +24,6 @@ RETRY = b"retry: 2000\n\n"
 """Tells a browser after how many milliseconds to come back."""
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Connection": "close"}
 """A proxy is to pass each event on at once, and a connection serves nothing after its stream."""
-MEDIA_TYPE = "text/event-stream"
 WORDS = {
     StreamWord.BEAT: b":\n\n",
     StreamWord.BYE: b"event: bye\ndata: {}\n\n",
@@ -53,7 +53,7 @@ async def event_stream(
         watcher = await service.progress.watch_all(caller_id, last=last)
     if request.method == "HEAD":
         with watcher:
-            return Response(headers=HEADERS, media_type=MEDIA_TYPE)
+            return Response(headers=HEADERS, media_type=STREAM_TYPE)
     return EventStream(watcher)
 
 
@@ -68,16 +68,16 @@ class EventStream(StreamingResponse):
     gone."""
 
     def __init__(self, watcher: Watcher) -> None:
-        super().__init__(_events(watcher), headers=HEADERS, media_type=MEDIA_TYPE)
+        super().__init__(_events(watcher), headers=HEADERS, media_type=STREAM_TYPE)
         self._watcher = watcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events to the end."""
-        connection = _connection_of(scope)
-        if connection is not None:
-            connection.keep_little()
-            self._watcher.cut = connection.cut
         with self._watcher:
+            connection = _connection_of(scope)
+            if connection is not None:
+                connection.keep_little()
+                self._watcher.cut = connection.cut
             await super().__call__(scope, receive, send)
 
 

@@ -57,7 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Hold no more than one message of the answer for a client that does not read."""
         self.transport.set_write_buffer_limits(high=0)
         found = self.transport.get_extra_info("socket")
-        if found is not None:
+        if found is not None and not self.transport.is_closing():
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
 
     def cut(self) -> None:

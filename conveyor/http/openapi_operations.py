@@ -44,6 +44,7 @@ def _page_size(default: int, most: int) -> Schema:
     return _query("limit", "Most entries on a page.", schema)
 
 
+STREAM_TYPE = "text/event-stream"
 _STATES = "(pending|processing|failed|successful)"
 
 PARAMETERS: dict[str, Schema] = {
@@ -89,6 +90,13 @@ PARAMETERS: dict[str, Schema] = {
         required=True,
     ),
     "Signature": _query("signature", "What makes it valid.", {"type": "string"}, required=True),
+    "LastEventId": {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "required": False,
+        "description": "The id of the event that was seen last; what is no number counts as none.",
+        "schema": {"type": "string"},
+    },
     "IdempotencyKey": {
         "name": "Idempotency-Key",
         "in": "header",
@@ -293,6 +301,34 @@ _ON_RUNS = (
         answer="Run",
         note="A deleted run is a tombstone until it is gone.",
         refusals=(ErrorCode.NOT_FOUND,),
+    ),
+    *(
+        Operation(
+            method="get",
+            path=path,
+            id=id,
+            summary=summary,
+            media_type=STREAM_TYPE,
+            parameters=("LastEventId",),
+            note=note,
+            refusals=refusals,
+        )
+        for path, id, summary, note, refusals in (
+            (
+                f"{_RUN}/events",
+                "streamJobRun",
+                "Follow a run by server-sent events, until it has ended",
+                "`run` has the run as GET shows it, at once and after changes; then `end`.",
+                (ErrorCode.NOT_FOUND,),
+            ),
+            (
+                "/v1/events",
+                "streamRuns",
+                "Follow the runs that changed last by server-sent events",
+                "As for one run, and without an end. `reset` says that some changes were missed.",
+                (),
+            ),
+        )
     ),
     Operation(
         method="delete",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 
@@ -18,8 +19,17 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Run
 from conveyor.ports.binding import Runs
 from conveyor.ports.gateway import Shared
+from conveyor.ports.records import ChangedRun
 from conveyor.service import Service, ServiceOptions
-from conveyor.service.progress import BEAT, PACE, POLL, RunSnapshot, StreamWord, Watcher
+from conveyor.service.progress import (
+    BEAT,
+    LISTED,
+    PACE,
+    POLL,
+    RunSnapshot,
+    StreamWord,
+    Watcher,
+)
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import KEY, ORIGIN, Api, open_api
 
@@ -29,6 +39,10 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+STEP = 0.05
+"""Seconds by which the tests move time."""
 
 
 @dataclass
@@ -57,11 +71,13 @@ class Reader:
 
 
 class CountingRuns:
-    """The runs of a binding, with a count of the reads of one by its id."""
+    """The runs of a binding, with a count of the reads of one by its id. `busy` reads are under
+    way."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self.reads = 0
+        self.busy = 0
         self.fails = False
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +87,20 @@ class CountingRuns:
         self.reads += 1
         if self.fails:
             raise OSError("the disk is away")
-        return await self._runs.get_run(caller, job_id, run_id)
+        with self._counted():
+            return await self._runs.get_run(caller, job_id, run_id)
+
+    async def changed_runs(self, caller: str | None, **limits: Any) -> list[ChangedRun]:
+        with self._counted():
+            return await self._runs.changed_runs(caller, **limits)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
 
 
 @dataclass
@@ -100,16 +129,26 @@ class World:
         self.group.start_soon(reader.read)
         return reader
 
+    async def passes(self, seconds: float) -> None:
+        """Move time on, and let each read of the store end at the instant at which it began."""
+        end = self.clock.monotonic() + seconds
+        while (left := end - self.clock.monotonic()) > 0:
+            await self.clock.advance(min(left, STEP))
+            while self.runs.busy:
+                await anyio.lowlevel.checkpoint()
+
     async def until(self, condition: Callable[[], bool], *, limit: float = 60.0) -> None:
         """Move time on until this holds."""
-        await self.clock.advance_while(lambda: not condition(), limit=limit)
+        end = self.clock.monotonic() + limit
+        while not condition() and self.clock.monotonic() < end:
+            await self.passes(STEP)
         assert condition()
 
 
 @asynccontextmanager
 async def world(directory: Path, *, polls: bool = False, **options: Any) -> AsyncIterator[World]:
     """A service over a fresh directory; one that `polls` is told of no writes."""
-    clock = FakeClock(grace=0.002)
+    clock = FakeClock()
     async with open_api(directory, clock=clock, **options) as api:
         runs: Any = CountingRuns(api.binding.runs)
         outages: list[Outage] = []
@@ -137,7 +176,7 @@ async def worked(world: World, job: dict[str, Any]) -> None:
     run_id = job["latest_run"]["run_id"]
     for task in await world.api.tasks_of(run_id):
         await world.api.succeed(job["job_id"], run_id, task.task_id)
-        await world.clock.advance(0.1)
+        await world.passes(0.1)
 
 
 async def reads_of(directory: Path, watchers: int, *, polls: bool) -> int:
@@ -208,7 +247,7 @@ async def test_at_most_four_snapshots_come_a_second(tmp_path: Path) -> None:
         began = served.clock.monotonic()
         for task in await served.api.tasks_of(run_id):
             await served.api.succeed(job["job_id"], run_id, task.task_id)
-            await served.clock.advance(0.02)
+            await served.passes(0.02)
         await served.until(lambda: reader.ended)
         most = (served.clock.monotonic() - began) / PACE + 2
         assert 3 < len(reader.snapshots) <= most
@@ -219,7 +258,7 @@ async def test_where_nobody_tells_of_writes_a_run_is_read_once_a_second(tmp_path
         job = await served.api.submit(1)
         await served.watch(job)
         before = served.runs.reads
-        await served.clock.advance(10 * POLL)
+        await served.passes(10 * POLL)
         assert 9 <= served.runs.reads - before <= 11
 
 
@@ -246,7 +285,7 @@ async def test_an_ended_run_is_told_once_and_not_followed(tmp_path: Path) -> Non
         await served.until(lambda: reader.ended)
         assert [snapshot.ended for snapshot in reader.snapshots] == [True]
         before = served.runs.reads
-        await served.clock.advance(5.0)
+        await served.passes(5.0)
         assert served.runs.reads == before
 
 
@@ -282,7 +321,7 @@ async def test_numbers_grow_over_restarts_and_over_a_clock_that_was_set_back(
 async def test_a_silent_stream_says_something_each_fifteen_seconds(tmp_path: Path) -> None:
     async with world(tmp_path) as served:
         reader = await served.watch(await served.api.submit(1))
-        await served.clock.advance(4 * BEAT + 1)
+        await served.passes(4 * BEAT + 1)
         assert 3 <= reader.words.count(StreamWord.BEAT) <= 4
 
 
@@ -344,7 +383,7 @@ async def test_a_store_that_fails_is_told_once_and_read_again(
         reader = await served.watch(job)
         served.runs.fails = True
         await worked(served, job)
-        await served.clock.advance(5.0)
+        await served.passes(5.0)
         assert len(reader.snapshots) == 1
         served.runs.fails = False
         await served.until(lambda: reader.ended)
@@ -362,3 +401,152 @@ async def test_what_the_row_does_not_say_is_told_within_a_second(tmp_path: Path)
         await served.until(lambda: len(reader.snapshots) == 2)
         assert b"it is away" in reader.snapshots[-1].body
         assert served.runs.reads == before
+
+
+# -- the runs that changed last --
+
+
+def ids(snapshots: list[RunSnapshot]) -> list[str]:
+    return [snapshot.run_id for snapshot in snapshots]
+
+
+def run_id_of(job: dict[str, Any]) -> str:
+    run_id: str = job["latest_run"]["run_id"]
+    return run_id
+
+
+async def test_a_stream_of_all_runs_tells_the_live_and_the_ended(tmp_path: Path) -> None:
+    async with world(tmp_path) as served:
+        ended, live = await served.api.submit(1), await served.api.submit(2)
+        await served.api.drain(ended)
+        await served.passes(60.0)
+        reader = served.begin(await served.service.progress.watch_all(served.caller))
+        await served.until(lambda: len(reader.snapshots) == 2)
+        assert {one.run_id: one.ended for one in reader.snapshots} == {
+            run_id_of(ended): True,
+            run_id_of(live): False,
+        }
+        later = await served.api.submit(1)
+        await worked(served, later)
+        await worked(served, live)
+        await served.until(lambda: sum(one.ended for one in reader.snapshots) == 3)
+        assert not reader.ended
+        last = {one.run_id: json.loads(one.body)["stats"] for one in reader.snapshots}
+        for job, total in ((live, 2), (later, 1)):
+            assert last[run_id_of(job)]["completed"] == total
+        numbers = [one.number for one in reader.snapshots]
+        assert numbers == sorted(set(numbers))
+
+
+async def test_a_caller_sees_only_its_own_runs_and_none_sees_all(tmp_path: Path) -> None:
+    async with world(tmp_path) as served:
+        mine = await served.api.submit(1)
+        theirs = (
+            await served.api.foreign.post("/v1/jobs", json={"tasks": [{"url": "https://a.test/"}]})
+        ).json()
+        progress = served.service.progress
+        own = served.begin(await progress.watch_all(served.caller))
+        everybody = served.begin(await progress.watch_all(None))
+        nobody = served.begin(await progress.watch_all("stranger"))
+        await served.until(lambda: len(everybody.words) == 2)
+        await worked(served, theirs)
+        await served.until(lambda: everybody.snapshots[-1].ended)
+        assert set(ids(own.snapshots)) == {run_id_of(mine)}
+        assert set(ids(everybody.snapshots)) == {run_id_of(mine), run_id_of(theirs)}
+        assert nobody.words == []
+
+
+async def test_a_reader_that_comes_back_is_told_what_changed_since(tmp_path: Path) -> None:
+    async with world(tmp_path) as served:
+        progress = served.service.progress
+        quiet, busy = await served.api.submit(1), await served.api.submit(2)
+        reader = served.begin(await progress.watch_all(served.caller))
+        await served.until(lambda: len(reader.words) == 2)
+        await served.passes(120.0)
+        last = served.clock.now()
+        await served.passes(120.0)
+        await worked(served, busy)
+        made = await served.api.submit(1)
+        again = served.begin(await progress.watch_all(served.caller, last=last))
+        await served.until(lambda: len(again.words) == 2)
+        await served.passes(5.0)
+        assert {one.run_id: one.ended for one in again.snapshots} == {
+            run_id_of(busy): True,
+            run_id_of(made): False,
+        }
+        assert min(one.number for one in again.snapshots) > last
+        assert run_id_of(quiet) not in ids(again.snapshots)
+
+
+@pytest.mark.slow
+async def test_more_runs_than_a_list_holds_are_told_oldest_first(tmp_path: Path) -> None:
+    async with world(tmp_path) as served:
+        before = await served.api.submit(1)
+        await served.passes(60.0)
+        last = served.clock.now()
+        await served.passes(60.0)
+        made = []
+        for _ in range(2 * LISTED + 50):
+            job = await served.api.submit(1)
+            served.clock.shift(0.01)
+            made.append(run_id_of(job))
+        watcher = await served.service.progress.watch_all(served.caller, last=last)
+        reader = served.begin(watcher)
+        await served.until(lambda: len(reader.words) >= len(made))
+        assert set(ids(reader.snapshots)) == set(made)
+        older = ids(reader.snapshots)[: LISTED + 50]
+        assert older == sorted(older)
+        assert run_id_of(before) not in made
+        numbers = [one.number for one in reader.snapshots]
+        assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("away", [-3_700_000, 3_700_000])
+async def test_too_old_a_number_is_answered_by_a_reset(tmp_path: Path, away: int) -> None:
+    async with world(tmp_path) as served:
+        job = await served.api.submit(1)
+        watcher = await served.service.progress.watch_all(
+            served.caller, last=served.clock.now() + away
+        )
+        reader = served.begin(watcher)
+        await served.until(lambda: len(reader.words) == 2)
+        assert reader.words[0] is StreamWord.RESET
+        assert ids(reader.snapshots) == [run_id_of(job)]
+        assert reader.snapshots[0].number <= served.clock.now()
+
+
+@pytest.mark.parametrize("polls", [False, True])
+async def test_a_stream_of_all_runs_reads_none_when_nobody_is_left(
+    tmp_path: Path, polls: bool
+) -> None:
+    async with world(tmp_path, polls=polls) as served:
+        job = await served.api.submit(5)
+        with await served.service.progress.watch_all(served.caller):
+            pass
+        before = served.runs.reads
+        await worked(served, job)
+        await served.passes(5.0)
+        assert served.runs.reads == before
+
+
+async def test_the_streams_of_a_run_and_of_all_share_its_reads(tmp_path: Path) -> None:
+    async with world(tmp_path, polls=True) as served:
+        job = await served.api.submit(1)
+        progress = served.service.progress
+        await served.watch(job)
+        for _ in range(5):
+            served.begin(await progress.watch_all(served.caller))
+        before = served.runs.reads
+        await served.passes(10 * POLL)
+        assert 9 <= served.runs.reads - before <= 11
+
+
+async def test_a_deleted_run_is_told_as_ended(tmp_path: Path) -> None:
+    async with world(tmp_path) as served:
+        job = await served.api.submit(1)
+        reader = served.begin(await served.service.progress.watch_all(served.caller))
+        await served.until(lambda: len(reader.words) == 1)
+        await served.api.client.delete(f"/v1/jobs/{job['job_id']}")
+        await served.until(lambda: len(reader.words) == 2)
+        assert reader.snapshots[-1].ended
+        assert reader.snapshots[-1].status == "deleted"

@@ -15,7 +15,7 @@ from conveyor.dev.workers import MemoryWorkers
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import DispatchableRun, Problem, TaskFailure, WaitReason
 from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
-from conveyor.engine.lanes import MOST_INSTANTS, PutOffRows
+from conveyor.engine.lanes import LOST_FOR, MOST_INSTANTS, PutOffRows
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.ports.gateway import Absence, ScrapeFailed, Shared
 from conveyor.ports.handler import Outcome
@@ -117,6 +117,19 @@ async def test_a_missing_queue_is_told_since_it_was_missed() -> None:
         await world.queues.remake_run(run.job_id, "run")
         await world.clock.advance(2.0)
         assert seen(reporter(world).report(), "run").reason is R.SLOTS
+
+
+async def test_a_queue_that_came_back_empty_is_lost_for_a_while_and_then_no_more() -> None:
+    world = World(slots=4, duration=lasting())
+    async with world.running():
+        run = await world.submit("run", 0)
+        await world.queues.drop_run("run")
+        await world.clock.advance(2.5)
+        await world.queues.open_run(run.job_id, "run")
+        await world.clock.advance(5.0)
+        assert seen(reporter(world).report(), "run").reason is R.QUEUE_LOST
+        await world.clock.advance(LOST_FOR)
+        assert seen(reporter(world).report(), "run").reason is None
 
 
 @pytest.mark.parametrize(

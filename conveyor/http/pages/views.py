@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,14 +99,15 @@ def size(number: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Show a share in percent; of many, the last ones are not rounded away."""
-    if not whole:
-        return "0%"
-    share = 100 * part / whole
+    """Show a share in percent; neither the first nor the last ones of many are rounded away. The
+    script of live numbers rounds alike."""
+    share = 100 * part / whole if whole else 0.0
+    tenths = math.floor(share * 10 + 0.5) / 10
+    if 0 < share < 1:
+        return f"{max(tenths, 0.1):.1f}%"
     if 99 < share < 100:
-        share = min(share, 99.9)
-        return f"{int(share * 10) / 10}%"
-    return f"{share:.1f}%" if 0 < share < 1 else f"{share:.0f}%"
+        return f"{min(tenths, 99.9):.1f}%"
+    return f"{math.floor(share + 0.5)}%"
 
 
 def duration(seconds: float) -> str:

@@ -1,7 +1,8 @@
 """Copying task rows of one run into another run of its job, for reruns.
 
 `RowCopy` inserts fresh rows, and inherited ones with their result; an existing row stays, so a copy
-can be repeated. `refuse_live_claims` and `has_live_claim` keep rows out that a worker still works.
+can be repeated. `Counts` adds up such rows. `refuse_live_claims` and `has_live_claim` keep rows out
+that a worker still works.
 
 A small rerun writes its rows before the run itself. An intent covers them: the transaction that
 makes the run removes an unmarked intent, while `abandon_intent` marks the intent before it removes
@@ -16,11 +17,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from conveyor.aio.concurrency import for_each
 from conveyor.domain import ids
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
-from conveyor.domain.model import GroupFilter, TaskFailure, TaskSpec, TaskStatus
-from conveyor.domain.result_shape import SIZE_CLASSES, counted_type, size_class
+from conveyor.domain.model import GroupFilter, RunStats, TaskFailure, TaskSpec, TaskStatus
+from conveyor.domain.result_shape import SIZE_CLASSES, ResultShape, counted_type, size_class
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
@@ -31,7 +34,6 @@ from conveyor.prod.dynamodb.client import (
     conflicting_item,
     decodes_row,
 )
-from conveyor.prod.dynamodb.counters import Counts, IngestRow
 from conveyor.prod.dynamodb.run_rows import RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import (
     END,
@@ -49,7 +51,7 @@ from conveyor.prod.dynamodb.task_rows import (
     inherited_item,
     insert_items,
     new_task_item,
-    read_result,
+    read_body_kind,
     remove_rows,
 )
 
@@ -110,12 +112,74 @@ _SUMMARY_FIELDS = ("task_id", "status", "source_run_id", "result", "failure", "f
 _BLANK_ROW = new_task_item("", TaskSpec(url=""), now=0)
 
 
+NO_SIZES = (0,) * SIZE_CLASSES
+
+
+class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Rows of a run as they were written: `fresh` ones to be worked, and inherited ones by result;
+    failed ones by reason and group too, bodies of successful ones by size class and media type."""
+
+    fresh: int = 0
+    successful: int = 0
+    failed: int = 0
+    reasons: dict[str, int] = {}
+    groups: dict[str, int] = {}
+    sizes: tuple[int, ...] = NO_SIZES
+    types: dict[str, int] = {}
+
+    @property
+    def inherited(self) -> int:
+        """Rows that were copied with their result."""
+        return self.successful + self.failed
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return self.fresh + self.inherited
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.fresh + other.fresh,
+            self.successful + other.successful,
+            self.failed + other.failed,
+            sum_maps(self.reasons, other.reasons),
+            sum_maps(self.groups, other.groups),
+            tuple(map(sum, zip(self.sizes, other.sizes, strict=True))),
+            sum_maps(self.types, other.types),
+        )
+
+    def stats(self) -> RunStats:
+        """Return the counters of a run of which no task has been worked yet."""
+        return RunStats(
+            total=self.total,
+            successful=self.successful,
+            failed=self.failed,
+            failure_reasons=self.reasons,
+            inherited=self.inherited,
+            shape=ResultShape(self.sizes, self.types),
+        )
+
+
+def sum_maps(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Add numbers by name; leave out zeros."""
+    total = dict(one)
+    for name, number in other.items():
+        total[name] = total.get(name, 0) + number
+    return {name: number for name, number in total.items() if number}
+
+
 class Selection(NamedTuple):
     """The choice of a source's tasks that start afresh: those in `statuses`, None being all, and of
     the failure groups that `groups` takes, where it is set."""
 
     statuses: frozenset[TaskStatus] | None
     groups: GroupFilter | None = None
+
+    @property
+    def leaves_failures(self) -> bool:
+        """True if failed tasks may be inherited."""
+        afresh = self.statuses
+        return afresh is not None and (TaskStatus.FAILED not in afresh or self.groups is not None)
 
     def takes(self, status: str, group_id: str | None) -> bool:
         """Tell whether a task starts afresh."""
@@ -135,12 +199,6 @@ class KnownNames(NamedTuple):
     def of_source(cls, source: RunRow) -> KnownNames:
         """Take the names over from the run that is copied."""
         return cls(frozenset(source.groups), frozenset(source.run.stats.shape.types))
-
-    @classmethod
-    def of_ingest(cls, known: IngestRow) -> KnownNames:
-        """Return the names that a run under way has begun with, and come upon since."""
-        types = frozenset(known.planned.types) | frozenset(known.copied.types)
-        return cls(frozenset(known.planned.groups), types)
 
 
 class RowSummary:
@@ -182,7 +240,7 @@ class RowSummary:
             )
         if "result" not in item:
             return Counts(successful=1)
-        body = read_result(item["result"])
+        body = read_body_kind(item["result"])
         name = counted_type(body.content_type, self._types)
         self._types.setdefault(name, 0)
         of_size = size_class(body.size)

@@ -11,10 +11,6 @@ is recounted.
 **Recounts.** `recount` reads the task rows page by page while others write. It writes the counters
 only if neither an addition nor a change of the run came between, and raises the epoch with them:
 additions for rows that moved before are refused, counted or not, and lead to another recount.
-
-**Ingestion.** A large rerun starts with expected counters, `planned`. Each write of the checkpoint
-adds up the rows copied, `copied`, and the end of the ingestion adds the difference. Settlements
-meanwhile are never overwritten.
 """
 
 from __future__ import annotations
@@ -41,13 +37,11 @@ from conveyor.domain.model import (
     RunStats,
     RunStatus,
     Spend,
-    StoredBody,
     TaskFailure,
     TaskStatus,
 )
 from conveyor.domain.result_shape import (
     MOST_TYPES,
-    SIZE_CLASSES,
     ResultShape,
     ShapeCounter,
     counted_type,
@@ -85,7 +79,7 @@ from conveyor.prod.dynamodb.run_rows import (
     read_run_row,
 )
 from conveyor.prod.dynamodb.schema import task_partition, task_sort_key
-from conveyor.prod.dynamodb.task_rows import read_problem, read_result
+from conveyor.prod.dynamodb.task_rows import BodyKind, read_body_kind, read_problem
 
 MOST_SEQUENCES = 200
 """Processes whose last number a run's row may hold. Beyond that a recount forgets them all, even if
@@ -195,7 +189,7 @@ class _TallyEntry(NamedTuple):
     place: int
     row: _TaskRow
     spent: list[_EventSpend]
-    body: StoredBody | None
+    body: BodyKind | None
 
 
 @decodes_row
@@ -205,7 +199,9 @@ def _read_tally_entry(item: Item) -> _TallyEntry:
     spent = [_spend_of_event.decode(text).spend for text in row.events]
     if not all(spend.cost.is_finite() for spend in spent):
         raise ValueError("not an amount of money")
-    body = read_result(row.result) if row.result and row.status is TaskStatus.SUCCESSFUL else None
+    body = (
+        read_body_kind(row.result) if row.result and row.status is TaskStatus.SUCCESSFUL else None
+    )
     return _TallyEntry(task_index(row.task_id), row, spent, body)
 
 
@@ -362,172 +358,6 @@ def _counter_correction(row: RunRow, tally: _Tally) -> Change:
         status=None if status is run.status else status,
         sets={**counted, "counter_epoch": row.counter_epoch + 1, "sequences": {}},
         removes=sorted(gone),
-        condition="flushes = :seen_flushes AND counter_epoch = :seen_epoch",
-        values={"seen_flushes": row.flushes, "seen_epoch": row.counter_epoch},
-    )
-
-
-NO_SIZES = (0,) * SIZE_CLASSES
-
-
-class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Rows of a run as they were written: `fresh` ones to be worked, and inherited ones by result;
-    failed ones by reason and group too, bodies of successful ones by size class and media type."""
-
-    fresh: int = 0
-    successful: int = 0
-    failed: int = 0
-    reasons: dict[str, int] = {}
-    groups: dict[str, int] = {}
-    sizes: tuple[int, ...] = NO_SIZES
-    types: dict[str, int] = {}
-
-    @property
-    def inherited(self) -> int:
-        """Rows that were copied with their result."""
-        return self.successful + self.failed
-
-    @property
-    def total(self) -> int:
-        """All rows."""
-        return self.fresh + self.inherited
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.fresh + other.fresh,
-            self.successful + other.successful,
-            self.failed + other.failed,
-            _sum_maps(self.reasons, other.reasons),
-            _sum_maps(self.groups, other.groups),
-            tuple(map(sum, zip(self.sizes, other.sizes, strict=True))),
-            _sum_maps(self.types, other.types),
-        )
-
-    def stats(self) -> RunStats:
-        """Return the counters of a run of which no task has been worked yet."""
-        return RunStats(
-            total=self.total,
-            successful=self.successful,
-            failed=self.failed,
-            failure_reasons=self.reasons,
-            inherited=self.inherited,
-            shape=ResultShape(self.sizes, self.types),
-        )
-
-
-def _sum_maps(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Add numbers by name; leave out zeros."""
-    total = dict(one)
-    for name, number in other.items():
-        total[name] = total.get(name, 0) + number
-    return {name: number for name, number in total.items() if number}
-
-
-_counts = msgspec.json.Decoder(Counts)
-
-
-class IngestRow(NamedTuple):
-    """A run's row with the counts of its ingestion.
-
-    `planned` holds the rows that the run's counters expect, `copied` the rows added up so far.
-    `recopied`: a call may have written rows without adding them up, so only the rows themselves
-    tell. The texts are the JSON as stored, "" if absent.
-    """
-
-    row: RunRow
-    planned: Counts
-    copied: Counts
-    recopied: bool
-    planned_text: str
-    copied_text: str
-
-    @property
-    def can_ingest(self) -> bool:
-        """True if the run admits more rows."""
-        return self.row.live and self.row.run.ingesting
-
-    @property
-    def next_index(self) -> int:
-        """The checkpoint."""
-        ingest = self.row.run.ingest
-        return 0 if ingest is None else ingest.next_index
-
-
-async def find_ingest_row(records: DynamoRunRows, run_id: str) -> IngestRow | None:
-    """Read a run strongly by its id; None if there is none."""
-    place = await records.places.find(run_id)
-    return None if place is None else await ingest_row_at(records, place)
-
-
-async def ingest_row_at(records: DynamoRunRows, place: RunPlace) -> IngestRow | None:
-    """Read a run strongly by its place; None if it is gone."""
-    item = await records.table.get(place.key)
-    return None if item is None else read_ingest_row(item)
-
-
-@decodes_row
-def read_ingest_row(item: Item) -> IngestRow:
-    """Decode a run and the counts of its ingestion. Raises DamagedRow."""
-    row = read_run_row(item)
-    planned, copied = item.get("planned", ""), item.get("copied", "")
-    return IngestRow(
-        row,
-        # All rows of a submit are fresh.
-        _counts.decode(planned) if planned else Counts(fresh=row.run.stats.total),
-        _counts.decode(copied) if copied else Counts(),
-        item.get("recopied", False),
-        planned,
-        copied,
-    )
-
-
-def counter_changes(before: Counts, after: Counts) -> dict[str, int]:
-    """Return the additions that turn counters for the rows of `before` into counters for those of
-    `after`; see `map_changes` for groups and media types."""
-    reasons = sorted(before.reasons.keys() | after.reasons.keys())
-    adds = {
-        "total": after.total - before.total,
-        "successful": after.successful - before.successful,
-        "failed": after.failed - before.failed,
-        "inherited": after.inherited - before.inherited,
-        **{
-            f"{REASON}{reason}": after.reasons.get(reason, 0) - before.reasons.get(reason, 0)
-            for reason in reasons
-        },
-        **{
-            f"{SIZE}{number}": after.sizes[number] - before.sizes[number]
-            for number in range(SIZE_CLASSES)
-        },
-    }
-    return {name: change for name, change in adds.items() if change}
-
-
-def map_changes(row: RunRow, before: Counts, after: Counts) -> Change:
-    """Return the change that turns groups and media types of a run for the rows of `before` into
-    those for the rows of `after`. It sets the maps whole, as long as no addition came between; as a
-    rule they agree, and it does nothing."""
-    sets: dict[str, Plain] = {}
-    if before.groups != after.groups:
-        less = {group_id: -count for group_id, count in before.groups.items()}
-        change = _sum_maps(less, after.groups)
-        groups = {
-            group_id: [max(group.failed + change.get(group_id, 0), 0), group.last_at]
-            for group_id, group in row.groups.items()
-        }
-        sets[GROUPS] = groups
-    if before.types != after.types:
-        types = dict(row.run.stats.shape.types)
-        for name, count in before.types.items():
-            types[name] = types.get(name, 0) - count
-        for name, count in after.types.items():
-            counted = counted_type(name, types)
-            types[counted] = types.get(counted, 0) + count
-        sets[TYPES] = {name: count for name, count in types.items() if count > 0}
-    if not sets:
-        return Change()
-    return Change(
-        sets={name: value for name, value in sets.items() if value},
-        removes=[name for name, value in sets.items() if not value],
         condition="flushes = :seen_flushes AND counter_epoch = :seen_epoch",
         values={"seen_flushes": row.flushes, "seen_epoch": row.counter_epoch},
     )

@@ -33,6 +33,8 @@ from conveyor.ports.records import IdempotencyScope, Rerun, RerunRequest, Stored
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Item, Query, Table, contention_error, merge_json
 from conveyor.prod.dynamodb.copying import (
+    NO_SIZES,
+    Counts,
     Intent,
     Selection,
     abandon_intent,
@@ -43,7 +45,7 @@ from conveyor.prod.dynamodb.copying import (
     refuse_live_claims,
     write_intent,
 )
-from conveyor.prod.dynamodb.counters import NO_SIZES, Counts, recount_at
+from conveyor.prod.dynamodb.counters import recount_at
 from conveyor.prod.dynamodb.failure_groups import group_items
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import JobAndRun, JobReads, JobRow, job_part, next_version
@@ -395,7 +397,9 @@ class _RerunCall:
         the runs that the source draws from. An intent covers the groups that it begins with."""
         request, row = self._request, source.run
         chosen = selection(request, row)
-        items = await group_items(self._table, row.run.run_id) if row.groups else {}
+        items: dict[str, Item] = {}
+        if row.groups and chosen.leaves_failures:
+            items = await group_items(self._table, row.run.run_id)
         counts = expected_counts(
             row, chosen, {group_id: item["reason"] for group_id, item in items.items()}
         )

@@ -159,9 +159,19 @@ def read_task(run_id: str, item: Item) -> Task:
     )
 
 
-def read_result(text: str) -> StoredBody:
-    """Decode the result of a task's item. Raises ValueError."""
-    return _result.decode(text)
+class BodyKind(msgspec.Struct, frozen=True):
+    """The part of a result that counters go by."""
+
+    size: int
+    content_type: str
+
+
+_body_kind = msgspec.json.Decoder(BodyKind)
+
+
+def read_body_kind(text: str) -> BodyKind:
+    """Decode a part of the result of a task's item. Raises ValueError."""
+    return _body_kind.decode(text)
 
 
 def read_problem(text: str) -> Problem:

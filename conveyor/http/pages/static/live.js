@@ -5,11 +5,13 @@ const LIVE = ["running", "pending"];
 const numbers = new Intl.NumberFormat("en-US");
 const first = new Map(); // what each run had done when this page first heard of it
 
+// As the server rounds: neither the first nor the last ones of many are rounded away.
 function percent(part, whole) {
-  if (!whole) return "0%";
-  const share = (100 * part) / whole;
-  if (share > 99 && share < 100) return `${Math.floor(Math.min(share, 99.9) * 10) / 10}%`;
-  return share > 0 && share < 1 ? `${share.toFixed(1)}%` : `${share.toFixed(0)}%`;
+  const share = whole ? (100 * part) / whole : 0;
+  const tenths = Math.floor(share * 10 + 0.5) / 10;
+  if (share > 0 && share < 1) return `${Math.max(tenths, 0.1).toFixed(1)}%`;
+  if (share > 99 && share < 100) return `${Math.min(tenths, 99.9).toFixed(1)}%`;
+  return `${Math.floor(share + 0.5)}%`;
 }
 
 function duration(seconds) {
