@@ -88,7 +88,11 @@ def rows(origin: str, pages: dict[str, str]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "large",
-    [20_000, pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.extended])],
+    [
+        4_000,
+        pytest.param(20_000, marks=pytest.mark.extended),
+        pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.extended]),
+    ],
 )
 def test_a_page_of_a_large_run_reads_no_more_than_one_of_a_small(
     tmp_path: Path, large: int
