@@ -37,8 +37,8 @@ from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
-REPORT_EVERY = 1.0
-"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
+LOOP = LoopOptions(report_every=1.0)
+"""Reports of the worker are kept in memory and cost nothing: they need not wait for a heartbeat."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
@@ -79,12 +79,7 @@ async def open_dev(
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     worker = build_worker(
-        binding.ports,
-        outside,
-        settings,
-        clock,
-        telemetry=telemetry,
-        options=LoopOptions(report_every=REPORT_EVERY),
+        binding.ports, outside, settings, clock, telemetry=telemetry, options=LOOP
     )
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)

@@ -21,7 +21,7 @@ from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Reports, Telemetry
-from conveyor.engine.worker import OverlappingTicker, Ticker, Worker
+from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
@@ -364,30 +364,39 @@ def assemble_worker(
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
     counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
+    about = Reported(dispatcher, policy, outages)
+    reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
     return Worker(
         dispatcher,
         discovery,
         clock,
         heartbeat=_heartbeat(settings),
-        tickers=[*chores.tickers, *counting],
-        overlapping=chores.overlapping,
+        beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
         outages=outages,
-        reporter=WorkerReporter(
-            Reported(dispatcher, policy, outages),
-            ports.workers,
-            clock,
-            ReporterOptions(
-                worker_id=name,
-                version=__version__,
-                heartbeat=_heartbeat(settings),
-                every=min(_heartbeat(settings), options.report_every),
-                slots=settings.workers,
-                claim_seconds=settings.visibility_timeout,
-            ),
-        )
-        if ports.workers is not None
-        else None,
     )
+
+
+def _reporter(
+    about: Reported,
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    worker: str,
+    options: LoopOptions,
+) -> WorkerReporter | None:
+    if ports.workers is None:
+        return None
+    heartbeat = _heartbeat(settings)
+    names = ReporterOptions(
+        worker_id=worker,
+        version=__version__,
+        heartbeat=heartbeat,
+        every=min(heartbeat, options.report_every),
+        slots=settings.workers,
+        claim_seconds=settings.visibility_timeout,
+    )
+    return WorkerReporter(about, ports.workers, clock, names)
 
 
 def _sealing_secrets(binding: Binding, settings: Settings) -> list[bytes]:

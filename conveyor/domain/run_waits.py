@@ -110,6 +110,23 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
         return (now - self.said_at) / (self.heartbeat * 1_000)
 
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(WorkerReport)
+
+
+def encode_report(report: WorkerReport) -> bytes:
+    """Encode a report, as stores keep it and as its bound counts it."""
+    return _encoder.encode(report)
+
+
+def decode_report(encoded: bytes) -> WorkerReport | None:
+    """Decode a report; None if it is one of another version, or none at all."""
+    try:
+        return _decoder.decode(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
 class Hold(msgspec.Struct, frozen=True):
     """A reason that holds. Not told by itself: see `RunWait`."""
 
@@ -245,7 +262,8 @@ def _held_by_workers(run: Run, crew: Crew, now: int) -> list[Hold]:
     if left <= 0 or not _are_full(workers, sights):
         by_reason.pop(RunWaitReason.SLOTS, None)
     elif not sights and workers:
-        by_reason[RunWaitReason.SLOTS] = [(one, LaneReport(run_id="")) for one in workers]
+        unseen = LaneReport(run_id=run.run_id, since=run.created_at)
+        by_reason[RunWaitReason.SLOTS] = [(one, unseen) for one in workers]
     return [_hold(reason, seen, workers, now) for reason, seen in by_reason.items()]
 
 
@@ -270,7 +288,7 @@ def _hold(
     if all(worker.is_stale(now) for worker, _ in seen):
         detail += f"; so it was more than {STALE_AFTER} heartbeats ago"
     ends = [lane.until for _, lane in seen if lane.until is not None]
-    since = min((lane.since or worker.said_at) for worker, lane in seen)
+    since = min(lane.since for _, lane in seen)
     return Hold(reason, since, detail, min(ends) if ends else None)
 
 

@@ -14,16 +14,18 @@ import msgspec
 from conveyor.aio.outages import Outage, Outages
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import WaitReason
-from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
+from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport, encode_report
 from conveyor.engine.dispatcher import Dispatcher
 from conveyor.engine.lanes import Lane, PutOffRows
 from conveyor.engine.policy import Policy
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Shared
-from conveyor.ports.workers import MOST_BYTES, MOST_LANES, Workers, encode_report
+from conveyor.ports.workers import MOST_BYTES, MOST_LANES, Workers
 
 THROTTLED_FOR = 10.0
 """Seconds after a refusal for load for which a job counts as slowed down, whatever its ceiling."""
+SAME_INSTANT = 500
+"""Milliseconds by which two instants may differ that were read off two clocks, and be the same."""
 LAST_WORD = 2.0
 """Most seconds that the end of a worker waits for the removal of its report."""
 
@@ -73,7 +75,7 @@ class WorkerReporter:
         self._clock = clock
         self._options = options
         self._started_at = clock.now()
-        self._found: dict[str, tuple[RunWaitReason, int]] = {}
+        self._told_last: dict[str, LaneReport] = {}
 
     async def run(self) -> None:
         """Say a report now and at each interval, until cancelled. One that fails is logged, and
@@ -108,9 +110,7 @@ class WorkerReporter:
                 # Nothing polls its queue, which was empty for long.
                 reason = _put_off(rows)
                 lanes.append(self._told(LaneReport(run_id=run_id), reason, rows, now, wall))
-        self._found = {
-            lane.run_id: (lane.reason, lane.since) for lane in lanes if lane.reason is not None
-        }
+        self._told_last = {lane.run_id: lane for lane in lanes if lane.reason is not None}
         return _bounded(self._whole(away, wall), lanes)
 
     def _whole(self, away: Sequence[Outage], wall: int) -> WorkerReport:
@@ -174,16 +174,18 @@ class WorkerReporter:
         now: float,
         wall: int,
     ) -> LaneReport:
-        """Add to a lane what was found, since when, and until when."""
+        """Add to a lane what was found, since when, and until when: as it was told last, unless
+        that has changed."""
         count = 0 if rows is None else rows.by_reason().total()
         if found is None:
             return msgspec.structs.replace(seen, put_off=count)
-        before, since = self._found.get(seen.run_id, (None, wall))
-        if found.since is not None:
-            since = wall - round((now - found.since) * 1_000)
-        elif before is not found.reason:
-            since = wall
+        last = self._told_last.get(seen.run_id)
+        since = wall if found.since is None else wall - round((now - found.since) * 1_000)
+        if last is not None and last.reason is found.reason:
+            since = last.since
         until = None if found.until is None else wall + round((found.until - now) * 1_000)
+        if until is not None and last is not None and last.until is not None:
+            until = last.until if abs(until - last.until) < SAME_INSTANT else until
         return msgspec.structs.replace(
             seen, put_off=count, reason=found.reason, since=since, until=until
         )

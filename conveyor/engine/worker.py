@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -87,9 +88,18 @@ class OverlappingTicker:
         self._ticking.cancel()
 
 
+class Beside(NamedTuple):
+    """The work of a worker beside its dispatcher: tickers, those whose work goes on meanwhile, and
+    what says what it does."""
+
+    tickers: Sequence[Ticker] = ()
+    overlapping: Sequence[OverlappingTicker] = ()
+    reporter: WorkerReporter | None = None
+
+
 class Worker:
     """Run one dispatcher until it is stopped, and measure the `lag` of its event loop meanwhile.
-    `outages` tells what its work waits for, `reporter` says what it does."""
+    `outages` tells what its work waits for."""
 
     def __init__(
         self,
@@ -98,19 +108,15 @@ class Worker:
         clock: Clock,
         *,
         heartbeat: float,
-        tickers: Sequence[Ticker] = (),
-        overlapping: Sequence[OverlappingTicker] = (),
+        beside: Beside = Beside(),  # noqa: B008  (immutable)
         outages: Outages | None = None,
-        reporter: WorkerReporter | None = None,
     ) -> None:
         self.outages = outages or Outages(clock)
         self._dispatcher = dispatcher
         self._discovery = discovery
         self._clock = clock
         self._heartbeat = heartbeat
-        self._tickers = tickers
-        self._overlapping = overlapping
-        self._reporter = reporter
+        self._tickers, self._overlapping, self._reporter = beside
         self._stopped_at = 0.0
         self.lag = LoopLag(clock)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from conveyor.domain.run_waits import SILENT_AFTER as SILENT_AFTER
 from conveyor.domain.run_waits import LaneReport as LaneReport
 from conveyor.domain.run_waits import WorkerReport as WorkerReport
@@ -18,22 +16,6 @@ from conveyor.domain.run_waits import WorkerReport as WorkerReport
 MOST_LANES = 500
 MOST_BYTES = 32_768
 """Of one report, encoded; the lanes that do not fit are left out, the idle ones first."""
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(WorkerReport)
-
-
-def encode_report(report: WorkerReport) -> bytes:
-    """Encode a report, as stores keep it and as MOST_BYTES counts it."""
-    return _encoder.encode(report)
-
-
-def decode_report(encoded: bytes) -> WorkerReport | None:
-    """Decode a report; None if it is one of another version, or none at all."""
-    try:
-        return _decoder.decode(encoded)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
 
 
 class Workers(Protocol):

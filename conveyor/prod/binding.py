@@ -25,10 +25,9 @@ from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.job_cache import CachedJobs
-from conveyor.prod.redis.permits import RedisPermits
+from conveyor.prod.redis.permits import RedisPermits, RedisWorkers
 from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
-from conveyor.prod.redis.workers import RedisWorkers
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.queues import SqsQueues

@@ -163,43 +163,114 @@ def test_times_are_in_the_zone_of_the_reader(browser: Browser, seeded: Seeded) -
         expect(instant).to_contain_text(f"{hour:02}{utc[13:19]}")
 
 
+def keys_work(page: Page) -> None:
+    """Wait until the script of keys has begun."""
+    expect(page.locator("[data-open-keys]")).to_be_visible()
+
+
+def press_until(page: Page, key: str, text: str) -> None:
+    """Press a key until the focus is on something that says this."""
+    keys_work(page)
+    for _ in range(60):
+        page.keyboard.press(key)
+        if text in page.evaluate("document.activeElement.innerText"):
+            return
+    raise AssertionError(f"{key} leads to no {text}")
+
+
 def test_keys_move_through_rows_and_can_be_turned_off(browser: Browser, seeded: Seeded) -> None:
     with reader(browser, seeded.origin) as (context, watched):
         page = context.new_page()
         page.goto("/dashboard")
-        for _ in range(20):
-            page.keyboard.press("j")
-            if "Catalogue" in page.locator(":focus").inner_text():
-                break
+        press_until(page, "j", "Catalogue")
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text("Catalogue of the shop")
+        press_until(page, "j", "12 × blocked")
         page.keyboard.press("j")
-        expect(page.locator(":focus")).to_contain_text("12 × blocked")
-        page.keyboard.press("j")
-        page.keyboard.press("k")
+        press_until(page, "k", "12 × blocked")
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text("of the group")
-        assert page.locator("tbody tr").count() == 12
-        page.keyboard.press("j")
+        expect(page.locator("tbody tr")).to_have_count(12)
+        press_until(page, "j", "failed/403/0")
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text("GET http://fake.test/failed/403/0")
         expect(page.locator("#error + strong")).to_have_text("Scripted 403")
 
         page.goto("/dashboard/jobs")
+        keys_work(page)
         page.keyboard.press("/")
         page.keyboard.type("jk?Cat")
         assert page.locator("[data-filter]").input_value() == "jk?Cat"
         page.keyboard.press("Enter")
         expect(page.get_by_text("0 found")).to_be_visible()
-        page.locator("h1").click()
+        keys_work(page)
         page.keyboard.press("?")
         expect(page.locator("dialog")).to_be_visible()
         page.keyboard.press("Tab")
         page.get_by_label("Single keys are on").uncheck()
         page.keyboard.press("Escape")
         page.reload()
+        keys_work(page)
         page.keyboard.press("?")
         expect(page.locator("dialog")).to_be_hidden()
+        watched.assert_silent()
+
+
+def test_a_group_is_run_again_by_keyboard_alone(browser: Browser, seeded: Seeded) -> None:
+    slow = [target(f"again/{n}", status=503 if n < 4 else 404, delay=0.5) for n in range(5)]
+    seeded.submit("again", [*slow, target("again/good")], name="Again and again")
+    seeded.ended("again")
+    with reader(browser, seeded.origin) as (context, watched):
+        page = context.new_page()
+        page.goto("/dashboard")
+        press_until(page, "j", "Again and again")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text("Again and again")
+        press_until(page, "j", "4 × ")
+        page.keyboard.press("Enter")
+        expect(page.locator("tbody tr")).to_have_count(4)
+        page.go_back()
+        press_until(page, "Tab", "Run this group again")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text("run 2")
+        expect(page.locator(".facts .badge")).to_have_text("completed", timeout=30_000)
+        expect(page.locator("[data-value=failed]").first).to_have_text("5")
+        watched.assert_silent()
+    stats = seeded.ended("again")["stats"]
+    assert (stats["failed"], stats["inherited"]) == (5, 2)
+
+
+def test_actions_work_without_scripts(browser: Browser, seeded: Seeded) -> None:
+    seeded.submit("held", [target("held", hang=1)], name="Held")
+    seeded.submit("plain", [target("plain/gone", status=404), target("plain")], name="Plain forms")
+    seeded.ended("plain")
+    with reader(browser, seeded.origin, java_script_enabled=False) as (context, watched):
+        page = context.new_page()
+        badge = page.locator(".facts .badge")
+        page.goto(f"/dashboard/jobs/{seeded.jobs['held']}")
+        for label, state in (("Pause", "paused"), ("Resume", "running"), ("Stop", "stopped")):
+            page.get_by_role("button", name=label, exact=True).click()
+            expect(badge).to_have_text(state)
+        page.goto(f"/dashboard/jobs/{seeded.jobs['plain']}")
+        page.get_by_role("button", name="Run this group again").click()
+        expect(page.locator("h1")).to_contain_text("run 2")
+        seeded.ended("plain")
+        page.reload()
+        expect(badge).to_have_text("completed")
+
+        page.goto("/dashboard/jobs?name=Plain")
+        page.get_by_label("With all that match").select_option("delete")
+        page.get_by_role("button", name="Go on").click()
+        page.get_by_label("Type 1 to go on").fill("2")
+        page.get_by_role("button", name="Delete 1 job").click()
+        expect(page.get_by_role("alert")).to_contain_text("Nothing was done")
+        assert watched.said == [
+            "Failed to load resource: the server responded with a status of 409 (Conflict)"
+        ]
+        watched.said.clear()
+        page.get_by_label("Type 1 to go on").fill("1")
+        page.get_by_role("button", name="Delete 1 job").click()
+        expect(page.get_by_role("status")).to_contain_text("Done for 1 of 1 job")
         watched.assert_silent()
 
 

@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from zenrows.batch import ZenRowsBatchClient
 
 from conveyor.domain.run_waits import RunWaitReason
 from conveyor.testing.server import ConveyorServer
+from tests.acceptance import support_models
 from tests.acceptance.support_boot import boot
 from tests.acceptance.support_cli import CLIENT, conveyor, environment
 from tests.acceptance.support_held import HeldCalls, held_server
 from tests.acceptance.support_site import in_background
 from tests.acceptance.support_waits import nothing_holds, told
-from tests.acceptance.support_wire import Wire, eventually
+from tests.acceptance.support_wire import KEY, Wire, eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
+extended = pytest.mark.extended
 
 R = RunWaitReason
+CHECKED = {"event_hooks": {"response": [support_models.check]}}
 SLOTS = 4
 
 
@@ -50,6 +54,10 @@ def test_a_cap_in_use_is_told_until_nothing_holds(tmp_path: Path) -> None:
         run = told(wire, server.base_url, job, R.MAX_INFLIGHT)
         assert run["waiting"]["detail"] == "the cap is in use: 2 of 2"
         assert "until" not in run["waiting"]
+        with ZenRowsBatchClient(KEY, base_url=server.base_url, httpx_args=CHECKED) as client:
+            latest = client.get_job(job).data.latest_run
+            assert latest is not None
+            assert latest.run_id == run["run_id"]
         free = wire.submit(pages(server, "free", 2))["job_id"]
         nothing_holds(wire, free)
         calls.release()
@@ -70,6 +78,7 @@ def test_slots_that_are_taken_and_a_pause_that_comes_first(tmp_path: Path) -> No
         assert wire.ask("POST", f"/jobs/{job}/resume")["waiting"]["reason"] == R.SLOTS
 
 
+@extended
 def test_rows_that_are_not_written_yet(tmp_path: Path) -> None:
     with held(tmp_path) as (server, wire, calls):
         job = wire.submit(pages(server, "again", 12), max_inflight=1)["job_id"]
@@ -87,6 +96,7 @@ def test_rows_that_are_not_written_yet(tmp_path: Path) -> None:
         wire.ended(job)
 
 
+@extended
 def test_retries_that_are_not_due(tmp_path: Path) -> None:
     with held(tmp_path, retry_base=600.0) as (server, wire, _):
         urls = [server.url("bad", status=500), server.url("good")]
@@ -97,6 +107,7 @@ def test_retries_that_are_not_due(tmp_path: Path) -> None:
         assert waiting["until"][:16] == row["waiting"]["until"][:16]
 
 
+@extended
 def test_a_gateway_that_refuses_for_load(tmp_path: Path) -> None:
     with held(tmp_path, retry_base=600.0) as (server, wire, _):
         job = wire.submit([server.url("full", status=429)], max_inflight=7)["job_id"]
@@ -117,6 +128,7 @@ class _Closed(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@extended
 def test_hosts_that_asked_for_a_pause(tmp_path: Path) -> None:
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), _Closed) as site,
@@ -131,6 +143,7 @@ def test_hosts_that_asked_for_a_pause(tmp_path: Path) -> None:
         assert waiting["until"] > waiting["since"]
 
 
+@extended
 def test_bodies_that_cannot_be_stored(tmp_path: Path) -> None:
     with held(tmp_path, workers=1) as (server, wire, calls):
         job = wire.submit(pages(server, "lost", 3))["job_id"]
@@ -147,6 +160,7 @@ def test_bodies_that_cannot_be_stored(tmp_path: Path) -> None:
         assert wire.ended(job)["stats"]["successful"] == 3
 
 
+@extended
 def test_explain_speaks_json_and_of_jobs_that_are_done(tmp_path: Path) -> None:
     with held(tmp_path) as (server, wire, _):
         job = wire.submit([server.url("gone", status=404)], max_attempts=1)["job_id"]

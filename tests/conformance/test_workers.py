@@ -5,19 +5,26 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
 import redis
 
-from conveyor.dev.workers import MemoryWorkers
-from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
-from conveyor.ports.workers import MOST_BYTES, Workers, decode_report, encode_report
+from conveyor.dev.permits import MemoryWorkers
+from conveyor.domain.run_waits import (
+    LaneReport,
+    RunWaitReason,
+    WorkerReport,
+    decode_report,
+    encode_report,
+)
+from conveyor.ports.workers import MOST_BYTES, Workers
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoWorkers
 from conveyor.prod.dynamodb.schema import Key, worker_key
+from conveyor.prod.redis.permits import RedisWorkers, workers_key
 from conveyor.prod.redis.server import RedisServer
-from conveyor.prod.redis.workers import RedisWorkers, workers_key
 from conveyor.testing.clock import START, FakeClock
 from tests.conformance.emulators import address
 from tests.conformance.permit_servers import permits_table
@@ -91,7 +98,7 @@ async def _dynamodb() -> AsyncIterator[Bench]:
 
     async def garble() -> None:
         for number, report in enumerate((b"no report", "no bytes")):
-            item = {"shape": 1, "report": report, "ends_at": 1 << 50}
+            item: dict[str, Any] = {"shape": 1, "report": report, "ends_at": 1 << 50}
             await table.put(worker_key(f"X{number}"), item)
         await table.put(worker_key("X2"), {"shape": 99})
 

@@ -216,7 +216,7 @@ def test_claims_that_a_worker_met_are_told_while_nothing_is_at_work() -> None:
 def test_a_run_that_no_worker_has_a_lane_for_waits_for_slots_that_are_all_taken() -> None:
     wait = run_wait(run(), crew(worker(in_use=4)), NOW)
     assert wait is not None
-    assert (wait.reason, wait.since) == (R.SLOTS, NOW)
+    assert (wait.reason, wait.since) == (R.SLOTS, NOW - 500)
 
 
 def test_the_specification_lists_the_reasons_in_their_order() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from conveyor.dev.workers import MemoryWorkers
+from conveyor.dev.permits import MemoryWorkers
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Run, RunStats, RunStatus
 from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport

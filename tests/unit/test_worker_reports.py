@@ -10,17 +10,20 @@ import anyio
 import pytest
 
 from conveyor.aio.outages import Outages
-from conveyor.dev.permits import MemoryPermits
-from conveyor.dev.workers import MemoryWorkers
+from conveyor.dev.permits import MemoryPermits, MemoryWorkers
+from conveyor.dev.queues import LocalSignals
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import DispatchableRun, Problem, TaskFailure, WaitReason
-from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
+from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport, encode_report
+from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.lanes import LOST_FOR, MOST_INSTANTS, PutOffRows
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
+from conveyor.engine.worker import Beside, Worker
 from conveyor.ports.gateway import Absence, ScrapeFailed, Shared
 from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import Delivery
-from conveyor.ports.workers import MOST_BYTES, MOST_LANES, encode_report
+from conveyor.ports.records import DispatchChange
+from conveyor.ports.workers import MOST_BYTES, MOST_LANES
 from conveyor.testing.clock import FakeClock
 from tests.unit.dispatch_world import World
 
@@ -292,6 +295,54 @@ async def test_a_report_comes_at_the_start_and_with_each_heartbeat_whatever_fail
         group.cancel_scope.cancel()
     await teller.leave()
     assert await workers.all() == []
+
+
+async def test_a_worker_that_ends_in_order_takes_its_word_back() -> None:
+    world = World(slots=4, duration=lasting(1.0))
+    workers = MemoryWorkers(world.clock)
+    discovery = Discovery(
+        world.dispatcher, NoRuns(), world.queues, LocalSignals(), world.clock,
+        DiscoveryOptions(interval=3.0, resync=10.0, evict_after=600.0),
+    )  # fmt: skip
+    beside = Beside(reporter=reporter(world, workers=workers))
+    worker = Worker(world.dispatcher, discovery, world.clock, heartbeat=HEARTBEAT, beside=beside)
+
+    async def work() -> None:
+        await worker.run(grace=1.0)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work)
+        await world.clock.advance(1.0)
+        assert [report.worker_id for report in await workers.all()] == ["W"]
+        worker.stop()
+        await world.clock.advance(5.0)
+    assert await workers.all() == []
+
+
+class NoRuns:
+    """A store without a run to work."""
+
+    async def dispatchable_runs(self) -> list[DispatchableRun]:
+        return []
+
+    async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
+        return []
+
+    async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
+        return None
+
+
+async def test_what_is_told_again_is_told_in_the_same_words() -> None:
+    world = World(slots=4, duration=lasting(0.1))
+    world.tasks.outcome = lambda _delivery: Outcome(hide_for=90.0, waiting=WaitReason.BACKOFF)
+    async with world.running():
+        teller = reporter(world)
+        await world.submit("run", 1)
+        await world.clock.advance(2.0)
+        first = seen(teller.report(), "run")
+        for _ in range(20):
+            await world.clock.advance(1.0003)
+            assert seen(teller.report(), "run") == first
 
 
 def test_rows_beyond_so_many_seconds_are_counted_to_the_last_one() -> None:

@@ -41,9 +41,9 @@ from typing import Any
 import msgspec
 from cachetools import LRUCache
 
+from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState
-from conveyor.ports.workers import WorkerReport, decode_report, encode_report
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     AttributeName,
