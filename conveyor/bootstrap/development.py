@@ -84,18 +84,13 @@ async def open_dev(
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
+    receiver = _inbox(binding, clock, older) if inbox else None
     app = create_app(
         service,
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=_app_options(
-            settings,
-            clock,
-            worker,
-            inbox=_inbox(binding, clock, older) if inbox else None,
-            sessions=sessions,
-        ),
+        options=_app_options(settings, clock, worker, inbox=receiver, sessions=sessions),
     )
 
     async def close() -> None:

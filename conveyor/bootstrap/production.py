@@ -88,6 +88,18 @@ class RoleRuntime:
     progress: Progress | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """The keys that may call, and who may look at pages."""
+
+    api_keys: ApiKeys
+    sessions: SessionOptions | None
+
+
+def _access(settings: Settings) -> _Access:
+    return _Access(open_api_keys(settings.api_keys), session_options(settings))
+
+
 async def open_role(
     settings: Settings,
     clock: Clock,
@@ -105,17 +117,15 @@ async def open_role(
     Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
     unusable API keys.
     """
-    api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
-    sessions = session_options(settings) if settings.role == "api" else None
+    access = _access(settings) if settings.role == "api" else None
     with _extra():
         from conveyor.prod.binding import open_binding
 
-    works = api_keys is None
-    binding = await open_binding(_options(settings), clock, works=works, seam=seam)
+    binding = await open_binding(_options(settings), clock, works=access is None, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app, progress = gateway, None, None, None
     webhooks = webhooks or webhooks_of(settings, clock)
-    if api_keys is None:
+    if access is None:
         scraper = gateway or gateway_of(settings, clock)
         outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, policy=policy)
@@ -127,15 +137,7 @@ async def open_role(
         results, progress = service.results, service.progress
         _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
         _measure_streams(telemetry, progress)
-        app = _app(
-            binding,
-            settings,
-            clock,
-            service=service,
-            api_keys=api_keys,
-            sessions=sessions,
-            ready=readiness,
-        )
+        app = _app(binding, settings, clock, service=service, access=access, ready=readiness)
     return RoleRuntime(
         app=app,
         worker=worker,
@@ -216,8 +218,7 @@ def _app(
     clock: Clock,
     *,
     service: Service,
-    api_keys: ApiKeys,
-    sessions: SessionOptions | None,
+    access: _Access,
     ready: Readiness,
 ) -> Any:
     return create_app(
@@ -230,9 +231,9 @@ def _app(
             max_request_bytes=settings.max_request_bytes,
             body_seconds=settings.body_timeout,
             body_memory=body_memory(settings),
-            api_keys=api_keys,
+            api_keys=access.api_keys,
             rate_limit=binding.rate_limit,
-            sessions=sessions,
+            sessions=access.sessions,
         ),
     )
 

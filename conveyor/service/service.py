@@ -64,6 +64,12 @@ def _context(
     )
 
 
+def _once(ports: ApiPorts, options: ServiceOptions, clock: Clock) -> IdempotentRequests:
+    return IdempotentRequests(
+        ports.idempotency, clock, claim=options.idempotency_claim, ttl=options.idempotency_ttl
+    )
+
+
 class Service:
     """The operations of the API, grouped by subject.
 
@@ -86,17 +92,11 @@ class Service:
         outages: Callable[[], Sequence[Outage]] = tuple,
     ) -> None:
         self.options = options
-        self._keyring = derive_keyring(
-            [ports.root_secret, *options.older_secrets], ports.sealing_secrets
-        )
+        secrets = [ports.root_secret, *options.older_secrets]
+        self._keyring = derive_keyring(secrets, ports.sealing_secrets)
         context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
-        once = IdempotentRequests(
-            ports.idempotency,
-            clock,
-            claim=options.idempotency_claim,
-            ttl=options.idempotency_ttl,
-        )
+        once = _once(ports, options, clock)
         limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
@@ -111,9 +111,9 @@ class Service:
         self.listing = JobQueries(context, cursors)
         self.results = Results(context, cursors, links)
         self.failures = Failures(context)
-        uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
-        self.inputs = FileInputs(context, uploads)
-        downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
+        origin = options.public_origin
+        self.inputs = FileInputs(context, UploadSigner(self._keyring.uploads, origin=origin))
+        downloads = ExportLinks(self._keyring.exports, origin=origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
         self.webhooks = JobWebhooks(context, receivers)

@@ -69,6 +69,7 @@ OWN_IDS = [
     "replayDelivery",
     "signDelivery",
     "getJobSchedule",
+    "getRunFailures",
     "listFires",
     "downloadExport",
     "followLink",
