@@ -50,7 +50,7 @@ from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
-from conveyor.service import reruns, results, submit, task_lists
+from conveyor.service import progress, reruns, results, submit, task_lists
 from conveyor.service.deliveries import MOST_DROPPED, MOST_READ, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
@@ -166,6 +166,12 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "form of a page": (MOST_FORM,),
     "jobs that a bulk action looks through": (MOST_LOOKED,),
+    "streams of progress of a process, of a caller in it": (
+        DEFAULTS.max_streams,
+        DEFAULTS.max_caller_streams,
+    ),
+    "runs in a stream of runs": (progress.LISTED,),
+    "silence of a stream": (int(progress.BEAT),),
     "URL": (urls.MAX_LENGTH,),
     "POST body of a task": (MAX_BODY_BYTES,),
     "a task as stored": (MAX_ROW_BYTES,),
