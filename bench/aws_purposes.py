@@ -13,8 +13,6 @@ PURPOSES = {
     "dynamodb.claims.Claims._confirm": "claim undone",
     "dynamodb.claims.settle_row": "end of a task",
     "dynamodb.counters": "counters",
-    "dynamodb.counters.find_ingest_row": "checkpoint",
-    "dynamodb.counters.ingest_row_at": "checkpoint",
     "dynamodb.run_rows.RunReads": "is the run live",
     "dynamodb.run_rows.RunPlaces": "where a run lies",
     "dynamodb.permits": "permits",

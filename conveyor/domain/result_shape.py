@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -34,6 +35,7 @@ def size_class(size: int) -> int:
     return bisect_right(SIZE_BOUNDS, size)
 
 
+@lru_cache(1_024)
 def media_type(content_type: str) -> str:
     """Reduce a Content-Type to its media type, in lower case and of bounded length."""
     return content_type.partition(";")[0].strip().lower()[:LONGEST_TYPE] or OTHER_TYPE

@@ -63,8 +63,8 @@ async def test_the_run_that_changed_last_comes_first(world: World) -> None:
 
 
 async def test_runs_of_one_instant_are_each_listed_once(world: World) -> None:
-    runs = [run_id for _, run_id in [await world.submit(1) for _ in range(7)]]
-    for limit in (1, 2, 3, 7, 10):
+    runs = [run_id for _, run_id in [await world.submit(1) for _ in range(5)]]
+    for limit in (1, 2, 5):
         assert await ids_of(world, limit=limit) == sorted(runs, reverse=True)
         assert await ids_of(world, None, limit=limit, live=True) == sorted(runs, reverse=True)
 

@@ -21,7 +21,7 @@ from conveyor.prod.aws.calls import AwsRefused, Parameters
 from conveyor.prod.dynamodb import counters
 from conveyor.prod.dynamodb.client import Item, Query, tag_all
 from conveyor.prod.dynamodb.counters import MOST_GROUPS_ADDED, recount
-from conveyor.prod.dynamodb.failure_groups import FailedTask, new_group_item
+from conveyor.prod.dynamodb.failure_groups import FailureSample, new_group_item
 from conveyor.prod.dynamodb.run_rows import GroupCount, new_run_item
 from conveyor.prod.dynamodb.schema import GROUPS_SHAPE, ROW_SHAPE, failure_group_key, run_key
 from conveyor.testing.clock import FakeClock
@@ -235,7 +235,7 @@ async def test_two_processes_agree_on_the_first_types(
 
     async def succeed(world: World, index: int, content_type: str) -> None:
         task = await world.claimed(run_id, index)
-        body = StoredBody(f"{task.task_id}-body", 5, content_type, Format.TEXT)
+        body = StoredBody(f"{task.task_id}-body", 5, content_type, Format.PLAINTEXT)
         await world.settle(task, Succeeded(world.attempt(task), body))
 
     for index in range(MOST_TYPES + 2):
@@ -401,7 +401,7 @@ async def test_the_purge_of_a_run_takes_groups_that_came_after_the_scrub(ingests
     job_id, run_id = await world.submit(1)
     await world.store.runs.delete_run(CALLER, job_id, run_id, now=world.now)
     await world.store.tasks.scrub_tasks(run_id, 100)
-    failure = FailedTask.of("task", TaskFailure.BLOCKED, problem_of(0), 1)
+    failure = FailureSample.of("task", TaskFailure.BLOCKED, problem_of(0), 1)
     item = new_group_item(failure, ["task"])
     await ingests.table.put(failure_group_key(run_id, failure.group_id), item)
     await world.store.runs.purge_run(run_id)

@@ -122,7 +122,9 @@ async def test_no_route_answers_501(app_client: httpx.AsyncClient) -> None:
         "delivery_id": job["job_id"],
     }
     for method, path in sorted(described_routes() - {("DELETE", "/v1/jobs/{job_id}")}):
-        answer = await app_client.request(method, path.format(**ids), headers=headers)
+        # A stream has no end.
+        asked = "HEAD" if path.endswith("/events") else method
+        answer = await app_client.request(asked, path.format(**ids), headers=headers)
         assert answer.status_code != 501, path
 
 

@@ -51,7 +51,7 @@ from conveyor.records import expiry
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
 from conveyor.service import progress, reruns, results, submit, task_lists
-from conveyor.service.deliveries import MOST_DROPPED, MOST_REPLAYED
+from conveyor.service.deliveries import MOST_DROPPED, MOST_READ, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
 from conveyor.service.overview import MOST_LOOKED
@@ -113,9 +113,9 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "attempts of a delivery that are kept": (MOST_ATTEMPTS_KEPT,),
     "tests of receivers at a time in a process, one a caller": (MOST_TESTS,),
     "deliveries that one call replays": (MOST_REPLAYED,),
-    "deliveries dropped at once with their webhook or job": (MOST_DROPPED,),
+    "newest deliveries looked at to be dropped with their webhook or job": (MOST_DROPPED,),
+    "deliveries read for a page of those in one status": (MOST_READ,),
     "newest deliveries that tell how a receiver does": (MOST_JUDGED,),
-    "attempts kept of a delivery": (MOST_ATTEMPTS_KEPT,),
     "requests that the inbox of `conveyor-dev` keeps; their bodies, each and together": (
         inbox.MOST_REQUESTS,
         inbox.MOST_BODY,

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.exports import remove_exports_of_run
+from conveyor.dev.sqlite.expiring import remove_exports_of_run
 from conveyor.dev.sqlite.failure_groups import remove_groups
 from conveyor.dev.sqlite.rerun import make_rerun
 from conveyor.dev.sqlite.rows import (

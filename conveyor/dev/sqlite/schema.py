@@ -350,13 +350,10 @@ WEBHOOK_NUMBERS = (
 
 GROUPS_AND_SHAPES = (
     """
-    CREATE TABLE failure_groups ( -- one row a failure group that a run keeps
+    CREATE TABLE failure_groups ( -- one row a failure group of a run, written when it begins
         run_no INTEGER NOT NULL, -- number of the run's first shard
         group_id TEXT NOT NULL, -- digest of reason, code, status and kind of detail
-        count INTEGER NOT NULL, -- failed tasks in it; what the groups lack of the run's `failed`
-            -- are tasks of none of them
         first_at INTEGER NOT NULL, -- when its first task failed
-        last_at INTEGER NOT NULL, -- when its last task failed
         reason TEXT NOT NULL, -- the reason in the roll-up of its run
         code TEXT NOT NULL, -- code of the problem
         status INTEGER NOT NULL, -- status of the problem
@@ -366,10 +363,17 @@ GROUPS_AND_SHAPES = (
     ) WITHOUT ROWID
     """,
     """
+    CREATE TABLE failure_counts ( -- one row a run with failure groups
+        run_no INTEGER PRIMARY KEY, -- number of the run's first shard
+        counts TEXT NOT NULL -- failed tasks of each group, and when its last one failed, as JSON;
+            -- what they lack of the run's `failed` are tasks of no group
+    )
+    """,
+    """
     ALTER TABLE histories ADD COLUMN failure_group TEXT -- the failure group of a failed task
         DEFAULT NULL
     """,
-    "CREATE INDEX histories_by_group ON histories (failure_group, task_key) "
+    "CREATE INDEX histories_of_groups ON histories (task_key, failure_group) "
     "WHERE failure_group IS NOT NULL",
     """
     ALTER TABLE runs ADD COLUMN shape TEXT NOT NULL -- bodies by size and by type, as JSON

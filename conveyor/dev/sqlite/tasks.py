@@ -66,10 +66,10 @@ def _of_keys(keys: str) -> str:
 
 
 OF_ONE_GROUP = _of_keys(
-    "SELECT task_key FROM histories INDEXED BY histories_by_group "
+    "SELECT task_key FROM histories INDEXED BY histories_of_groups "
     f"WHERE failure_group = ?5 AND {_BETWEEN} ORDER BY task_key LIMIT ?4"
 )
-"""A page of the failed tasks of the group ?5; touches the rows of the page alone."""
+"""A page of the failed tasks of the group ?5, whose keys are found in the index of failed rows."""
 _FIRST_FAILED = _BY_STATE.format(2) + " ORDER BY task_key LIMIT ?6"
 OF_GROUPS = {
     among: _of_keys(

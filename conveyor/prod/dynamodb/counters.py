@@ -62,7 +62,7 @@ from conveyor.prod.dynamodb.client import (
     contention_error,
     decodes_row,
 )
-from conveyor.prod.dynamodb.failure_groups import FailedTask, note_failures, remove_group_items
+from conveyor.prod.dynamodb.failure_groups import FailureSample, note_failures, remove_group_items
 from conveyor.prod.dynamodb.run_rows import (
     GROUPS,
     REASON,
@@ -299,7 +299,7 @@ class _Tally:
         """Write the items of the groups that the run does not keep yet."""
         for group_id in self.groups.keys() - row.groups.keys():
             failures = [
-                FailedTask.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
+                FailureSample.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
                 for one in self.groups[group_id].samples
                 if one.error is not None
             ]
@@ -385,7 +385,7 @@ class _PendingDelta:
     """One settlement that waits for its addition; with the failure, if it is one."""
 
     delta: RunDelta
-    failure: FailedTask | None
+    failure: FailureSample | None
     epoch: int
     answer: asyncio.Future[Settled]
 
@@ -464,7 +464,7 @@ class Counters:
         run = self._run(place)
         failure = None
         if delta.failure is not None and delta.problem is not None:
-            failure = FailedTask.of(task_id, delta.failure, delta.problem, delta.now)
+            failure = FailureSample.of(task_id, delta.failure, delta.problem, delta.now)
         answer = asyncio.get_running_loop().create_future()
         waiting = _PendingDelta(delta, failure, epoch, answer)
         run.pending.append(waiting)
@@ -679,7 +679,7 @@ class _AdditionUpdate:
 
     def __init__(self, row: RunRow, parts: Sequence[_PendingDelta]) -> None:
         deltas = [part.delta for part in parts]
-        self.samples: list[tuple[list[FailedTask], bool]] = []
+        self.samples: list[tuple[list[FailureSample], bool]] = []
         self.conditions: list[str] = []
         self.values: dict[str, PlaceholderValue] = {}
         self._sets = [_SETS]
@@ -698,22 +698,20 @@ class _AdditionUpdate:
                 name = counted_type(delta.result.content_type, counted)
                 counted.setdefault(name, 0)
                 adds[name] = adds.get(name, 0) + 1
-        if self._begin(TYPES, kept, adds):
+        if self._begin("t", TYPES, kept, adds):
             return
         for number, (name, count) in enumerate(adds.items()):
-            path = f"#{TYPES}.#t{number}"
-            self._sets.append(
-                f"{path} = {path} + :t{number}n" if name in kept else f"{path} = :t{number}n"
-            )
+            path, value = f"#t.#t{number}", f":t{number}n"
+            self._sets.append(f"{path} = {path} + {value}" if name in kept else f"{path} = {value}")
             self.values |= {f"t{number}": AttributeName(name), f"t{number}n": count}
 
-    def _add_groups(self, row: RunRow, failures: Sequence[FailedTask]) -> None:
+    def _add_groups(self, row: RunRow, failures: Sequence[FailureSample]) -> None:
         """Count failures in their groups; leave out those of groups that may not begin."""
         kept = row.groups
         counted = sum(group.failed for group in kept.values())
         # While a failed task lies in no group, a new group could not count all of its tasks.
         room = MOST_GROUPS - len(kept) if counted >= row.run.stats.failed else 0
-        found: dict[str, list[FailedTask]] = {}
+        found: dict[str, list[FailureSample]] = {}
         for failure in failures:
             if failure.group_id in found:
                 found[failure.group_id].append(failure)
@@ -725,10 +723,10 @@ class _AdditionUpdate:
             if begins or kept[group_id].failed < MOST_SAMPLES:
                 self.samples.append((some, begins))
         adds = {one: [len(some), some[-1].at] for one, some in found.items()}
-        if self._begin(GROUPS, kept, adds):
+        if self._begin("g", GROUPS, kept, adds):
             return
         for number, (group_id, (count, last_at)) in enumerate(adds.items()):
-            path = f"#{GROUPS}.#g{number}"
+            path = f"#g.#g{number}"
             self.values |= {f"g{number}": AttributeName(group_id), f"g{number}n": count}
             if group_id in kept:
                 self._sets.append(f"{path}[0] = {path}[0] + :g{number}n, {path}[1] = :g{number}t")
@@ -737,18 +735,23 @@ class _AdditionUpdate:
                 self._sets.append(f"{path} = :g{number}n")
                 self.values[f"g{number}n"] = [count, last_at]
 
-    def _begin(self, name: str, kept: Collection[str], adds: Mapping[str, Plain]) -> bool:
-        """Add the condition under which entries of a map may begin; return True if the map itself
-        does."""
+    def _begin(
+        self, alias: str, name: str, kept: Collection[str], adds: Mapping[str, Plain]
+    ) -> bool:
+        """Name a map by its short alias, and add the condition under which entries of it may begin;
+        return True if the map itself does."""
+        if not adds:
+            return False
+        self.values[alias] = AttributeName(name)
         if all(one in kept for one in adds):
             return False
         if kept:
-            self.conditions.append(f"size(#{name}) = :{name}_kept")
-            self.values[f"{name}_kept"] = len(kept)
+            self.conditions.append(f"size(#{alias}) = :{alias}_kept")
+            self.values[f"{alias}_kept"] = len(kept)
             return False
-        self.conditions.append(f"attribute_not_exists(#{name})")
-        self._sets.append(f"#{name} = :{name}")
-        self.values[name] = dict(adds)
+        self.conditions.append(f"attribute_not_exists(#{alias})")
+        self._sets.append(f"#{alias} = :{alias}_all")
+        self.values[f"{alias}_all"] = dict(adds)
         return True
 
 
