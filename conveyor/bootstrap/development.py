@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from conveyor.bootstrap.loop import (
     root_secrets,
     service_options,
     session_options,
+    tracer_of,
     webhooks_of,
 )
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -33,6 +34,7 @@ from conveyor.http.pages.session import SessionOptions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -78,19 +80,29 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
+    tracer = tracer_of(settings, clock)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER)
     worker = build_worker(
-        binding.ports, outside, settings, clock, telemetry=telemetry, options=LOOP
+        binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )
+    if tracer is not None:
+        telemetry.exemplars(lambda: tracer.latest)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
-    receiver = _inbox(binding, clock, older) if inbox else None
     app = create_app(
         service,
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=_app_options(settings, clock, worker, inbox=receiver, sessions=sessions),
+        options=_app_options(
+            settings,
+            clock,
+            worker,
+            inbox=_inbox(binding, clock, older) if inbox else None,
+            sessions=sessions,
+            tracer=tracer or NO_TRACER,
+        ),
     )
 
     async def close() -> None:
@@ -98,6 +110,8 @@ async def open_dev(
             await scraper.aclose()
         await webhooks.aclose()
         await binding.ports.aclose()
+        if tracer is not None:
+            await tracer.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(
@@ -147,6 +161,7 @@ def _app_options(
     *,
     inbox: Inbox | None,
     sessions: SessionOptions | None,
+    tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -157,6 +172,7 @@ def _app_options(
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
         sessions=sessions,
+        tracer=tracer,
     )
 
 
