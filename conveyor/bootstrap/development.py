@@ -20,6 +20,7 @@ from conveyor.bootstrap.loop import (
     root_secrets,
     service_options,
     session_options,
+    tracer_of,
     webhooks_of,
 )
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -33,11 +34,12 @@ from conveyor.http.pages.session import SessionOptions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
-LOOP = LoopOptions(report_every=1.0)
+REPORT_EVERY = 1.0
 """Reports of the worker are kept in memory and cost nothing: they need not wait for a heartbeat."""
 
 if TYPE_CHECKING:
@@ -78,9 +80,17 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
+    tracer = tracer_of(settings, clock)
     worker = build_worker(
-        binding.ports, outside, settings, clock, telemetry=telemetry, options=LOOP
+        binding.ports,
+        outside,
+        settings,
+        clock,
+        telemetry=telemetry,
+        options=LoopOptions(report_every=REPORT_EVERY, tracer=tracer or NO_TRACER),
     )
+    if tracer is not None:
+        telemetry.exemplars(lambda: tracer.latest)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -95,6 +105,7 @@ async def open_dev(
             worker,
             inbox=_inbox(binding, clock, older) if inbox else None,
             sessions=sessions,
+            tracer=tracer or NO_TRACER,
         ),
     )
 
@@ -103,6 +114,8 @@ async def open_dev(
             await scraper.aclose()
         await webhooks.aclose()
         await binding.ports.aclose()
+        if tracer is not None:
+            await tracer.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(
@@ -152,6 +165,7 @@ def _app_options(
     *,
     inbox: Inbox | None,
     sessions: SessionOptions | None,
+    tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -162,6 +176,7 @@ def _app_options(
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
         sessions=sessions,
+        tracer=tracer,
     )
 
 

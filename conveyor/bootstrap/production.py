@@ -19,6 +19,7 @@ from conveyor.bootstrap.loop import (
     root_secrets,
     service_options,
     session_options,
+    tracer_of,
     webhooks_of,
 )
 from conveyor.domain.api_keys import secret_bytes
@@ -34,6 +35,7 @@ from conveyor.http.pages.session import SessionOptions
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
@@ -43,6 +45,7 @@ EXTRA = frozenset({"boto3", "botocore", "redis"})
 """Packages that only the extra `aws` installs."""
 
 if TYPE_CHECKING:
+    from conveyor.engine.tracing import OpenTelemetryTracer
     from conveyor.prod.admin.administration import Administration
     from conveyor.prod.admin.dead_letters import DeadLetters
     from conveyor.prod.aws.calls import Aws
@@ -114,11 +117,15 @@ async def open_role(
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app, progress = gateway, None, None, None
+    tracer = tracer_of(settings, clock)
+    if tracer is not None:
+        telemetry.exemplars(lambda: tracer.latest)
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
         outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
-        worker = _worker(binding, outside, settings, clock, telemetry=telemetry, policy=policy)
+        options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
+        worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
         _, older = root_secrets(settings)
         service = Service(
@@ -127,15 +134,14 @@ async def open_role(
         results, progress = service.results, service.progress
         _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
         _measure_streams(telemetry, progress)
-        app = _app(
+        limits = _app_options(
             binding,
             settings,
-            clock,
-            service=service,
             api_keys=api_keys,
             sessions=sessions,
-            ready=readiness,
+            tracer=tracer or NO_TRACER,
         )
+        app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     return RoleRuntime(
         app=app,
         worker=worker,
@@ -146,12 +152,12 @@ async def open_role(
         lag=lag,
         agree=binding.agree,
         agree_every=binding.agree_every,
-        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks),
+        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
     )
 
 
 def _closing(
-    binding: ProdBinding, *clients: Gateway | Webhooks | None
+    binding: ProdBinding, *clients: Gateway | Webhooks | OpenTelemetryTracer | None
 ) -> Callable[[], Awaitable[None]]:
     async def close() -> None:
         for client in clients:
@@ -195,7 +201,7 @@ def _worker(
     clock: Clock,
     *,
     telemetry: Telemetry,
-    policy: PolicyFactory,
+    options: LoopOptions,
 ) -> Worker:
     worker = build_worker(
         binding.ports,
@@ -204,36 +210,29 @@ def _worker(
         clock,
         telemetry=telemetry,
         jobs=binding.jobs,
-        options=LoopOptions(policy=policy, logs_backlog=True),
+        options=options,
     )
     _measure(telemetry, binding, lag=worker.lag, discarded=lambda: 0)
     return worker
 
 
-def _app(
+def _app_options(
     binding: ProdBinding,
     settings: Settings,
-    clock: Clock,
     *,
-    service: Service,
     api_keys: ApiKeys,
     sessions: SessionOptions | None,
-    ready: Readiness,
-) -> Any:
-    return create_app(
-        service,
-        registry=None,
-        ready=ready,
-        clock=clock,
-        options=AppOptions(
-            allowed_hosts=allowed_hosts(settings),
-            max_request_bytes=settings.max_request_bytes,
-            body_seconds=settings.body_timeout,
-            body_memory=body_memory(settings),
-            api_keys=api_keys,
-            rate_limit=binding.rate_limit,
-            sessions=sessions,
-        ),
+    tracer: Tracer,
+) -> AppOptions:
+    return AppOptions(
+        allowed_hosts=allowed_hosts(settings),
+        max_request_bytes=settings.max_request_bytes,
+        body_seconds=settings.body_timeout,
+        body_memory=body_memory(settings),
+        api_keys=api_keys,
+        rate_limit=binding.rate_limit,
+        sessions=sessions,
+        tracer=tracer,
     )
 
 
