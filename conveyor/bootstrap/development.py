@@ -30,11 +30,11 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
-from conveyor.http.pages.session import SessionOptions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.tracing import NO_TRACER, Tracer
+from conveyor.ports.webhooks import Webhooks
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -44,6 +44,7 @@ LOOP = LoopOptions(report_every=1.0)
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
+    from conveyor.engine.tracing import OpenTelemetryTracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +96,12 @@ async def open_dev(
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=_app_options(
-            settings,
-            clock,
-            worker,
+        options=replace(
+            _app_options(settings, clock, worker, tracer or NO_TRACER),
             inbox=_inbox(binding, clock, older) if inbox else None,
             sessions=sessions,
-            tracer=tracer or NO_TRACER,
         ),
     )
-
-    async def close() -> None:
-        if gateway is None:
-            await scraper.aclose()
-        await webhooks.aclose()
-        await binding.ports.aclose()
-        if tracer is not None:
-            await tracer.aclose()
-
     serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(
         app,
@@ -123,8 +112,25 @@ async def open_dev(
         readiness,
         inbox,
         hurry=binding.store.database.hurry,
-        aclose=close,
+        aclose=_closing(binding, None if gateway else scraper, webhooks, tracer),
     )
+
+
+def _closing(
+    binding: DevBinding,
+    scraper: Gateway | None,
+    webhooks: Webhooks,
+    tracer: OpenTelemetryTracer | None,
+) -> Callable[[], Awaitable[None]]:
+    async def close() -> None:
+        if scraper is not None:
+            await scraper.aclose()
+        await webhooks.aclose()
+        await binding.ports.aclose()
+        if tracer is not None:
+            await tracer.aclose()
+
+    return close
 
 
 async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
@@ -158,9 +164,6 @@ def _app_options(
     settings: Settings,
     clock: Clock,
     worker: Worker,
-    *,
-    inbox: Inbox | None,
-    sessions: SessionOptions | None,
     tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
@@ -170,8 +173,6 @@ def _app_options(
         body_memory=body_memory(settings),
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
-        inbox=inbox,
-        sessions=sessions,
         tracer=tracer,
     )
 

@@ -91,6 +91,18 @@ class RoleRuntime:
     progress: Progress | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """The keys that may call, and who may look at pages."""
+
+    api_keys: ApiKeys
+    sessions: SessionOptions | None
+
+
+def _access(settings: Settings) -> _Access:
+    return _Access(open_api_keys(settings.api_keys), session_options(settings))
+
+
 async def open_role(
     settings: Settings,
     clock: Clock,
@@ -105,37 +117,29 @@ async def open_role(
 
     The caller closes a gateway that it passes in. `seam` wraps the calls to AWS, `policy` makes
     another permit policy, and `webhooks` sends events by other rules, for tests and benchmarks.
-    Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
-    unusable API keys.
+    Raises ConveyorError if AWS or Redis cannot be used, if the fleet differs, or for unusable keys.
     """
-    api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
-    sessions = session_options(settings) if settings.role == "api" else None
+    access = _access(settings) if settings.role == "api" else None
     with _extra():
         from conveyor.prod.binding import open_binding
 
-    works = api_keys is None
-    binding = await open_binding(_options(settings), clock, works=works, seam=seam)
+    binding = await open_binding(_options(settings), clock, works=access is None, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app, progress = gateway, None, None, None
     tracer = tracer_of(settings, clock)
     if tracer is not None:
         telemetry.exemplars(lambda: tracer.latest)
     webhooks = webhooks or webhooks_of(settings, clock)
-    if api_keys is None:
+    if access is None:
         scraper = gateway or gateway_of(settings, clock)
         outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
         options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
-        _, older = root_secrets(settings)
-        service = Service(
-            binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
-        )
+        service = _service(binding, settings, clock, origin=origin, webhooks=webhooks)
         progress = service.progress
         _measure_api(telemetry, binding, service, lag)
-        limits = _app_options(
-            binding, settings, api_keys=api_keys, sessions=sessions, tracer=tracer or NO_TRACER
-        )
+        limits = _app_options(binding, settings, access, tracer or NO_TRACER)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     return RoleRuntime(
         app=app,
@@ -211,22 +215,25 @@ def _worker(
     return worker
 
 
+def _service(
+    binding: ProdBinding, settings: Settings, clock: Clock, *, origin: str, webhooks: Webhooks
+) -> Service:
+    _, older = root_secrets(settings)
+    options = service_options(settings, origin, older)
+    return Service(binding.ports, options, clock, webhooks=webhooks)
+
+
 def _app_options(
-    binding: ProdBinding,
-    settings: Settings,
-    *,
-    api_keys: ApiKeys,
-    sessions: SessionOptions | None,
-    tracer: Tracer,
+    binding: ProdBinding, settings: Settings, access: _Access, tracer: Tracer
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
         max_request_bytes=settings.max_request_bytes,
         body_seconds=settings.body_timeout,
         body_memory=body_memory(settings),
-        api_keys=api_keys,
+        api_keys=access.api_keys,
         rate_limit=binding.rate_limit,
-        sessions=sessions,
+        sessions=access.sessions,
         tracer=tracer,
     )
 
