@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
@@ -34,7 +34,6 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.tracing import NO_TRACER, Tracer
-from conveyor.ports.webhooks import Webhooks
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -44,7 +43,6 @@ LOOP = LoopOptions(report_every=1.0)
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
-    from conveyor.engine.tracing import OpenTelemetryTracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,10 @@ class Runtime:
     aclose: Callable[[], Awaitable[None]]
 
 
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
 async def open_dev(
     settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
 ) -> Runtime:
@@ -72,7 +74,7 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
-    sessions = session_options(settings)
+    session_options(settings)  # unusable ones are told before anything is opened
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
@@ -81,13 +83,11 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
-    tracer = tracer_of(settings, clock)
+    tracer = tracer_of(settings, clock, telemetry)
     loop = replace(LOOP, tracer=tracer or NO_TRACER)
     worker = build_worker(
         binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )
-    if tracer is not None:
-        telemetry.exemplars(lambda: tracer.latest)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -96,39 +96,34 @@ async def open_dev(
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=replace(
-            _app_options(settings, clock, worker, tracer or NO_TRACER),
+        options=_app_options(
+            settings,
+            clock,
+            worker,
             inbox=_inbox(binding, clock, older) if inbox else None,
-            sessions=sessions,
+            tracer=tracer or NO_TRACER,
         ),
     )
-    serving = protocol(clock, head_seconds=settings.head_timeout)
+
     return Runtime(
         app,
-        serving,
+        protocol(clock, head_seconds=settings.head_timeout),
         worker,
         service.progress,
         binding.directory.path,
         readiness,
         inbox,
         hurry=binding.store.database.hurry,
-        aclose=_closing(binding, None if gateway else scraper, webhooks, tracer),
+        aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
     )
 
 
-def _closing(
-    binding: DevBinding,
-    scraper: Gateway | None,
-    webhooks: Webhooks,
-    tracer: OpenTelemetryTracer | None,
-) -> Callable[[], Awaitable[None]]:
+def _closing(binding: DevBinding, *clients: _Closable | None) -> Callable[[], Awaitable[None]]:
     async def close() -> None:
-        if scraper is not None:
-            await scraper.aclose()
-        await webhooks.aclose()
+        for client in clients:
+            if client is not None:
+                await client.aclose()
         await binding.ports.aclose()
-        if tracer is not None:
-            await tracer.aclose()
 
     return close
 
@@ -164,6 +159,8 @@ def _app_options(
     settings: Settings,
     clock: Clock,
     worker: Worker,
+    *,
+    inbox: Inbox | None,
     tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
@@ -173,6 +170,8 @@ def _app_options(
         body_memory=body_memory(settings),
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
+        inbox=inbox,
+        sessions=session_options(settings),
         tracer=tracer,
     )
 

@@ -106,9 +106,10 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
 
 
-def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
-    """Open the sender of traces that the settings name; None without an endpoint, and then nothing
-    of OpenTelemetry is loaded. Raises InvalidSetting if it is not installed."""
+def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTelemetryTracer | None:
+    """Open the sender of traces that the settings name, whose traces metrics refer to; None without
+    an endpoint, and then nothing of OpenTelemetry is loaded. Raises InvalidSetting if it is not
+    installed."""
     if not settings.otlp_endpoint:
         return None
     try:
@@ -116,9 +117,11 @@ def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
     except ImportError:
         missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
         raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
-    return OpenTelemetryTracer(
+    tracer = OpenTelemetryTracer(
         clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
     )
+    telemetry.exemplars(lambda: tracer.latest)
+    return tracer
 
 
 def _client_options(settings: Settings) -> ClientOptions:

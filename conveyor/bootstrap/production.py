@@ -31,12 +31,12 @@ from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
-from conveyor.http.pages.session import SessionOptions
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.service.context import ServiceOptions
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -91,18 +91,6 @@ class RoleRuntime:
     progress: Progress | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """The keys that may call, and who may look at pages."""
-
-    api_keys: ApiKeys
-    sessions: SessionOptions | None
-
-
-def _access(settings: Settings) -> _Access:
-    return _Access(open_api_keys(settings.api_keys), session_options(settings))
-
-
 async def open_role(
     settings: Settings,
     clock: Clock,
@@ -117,29 +105,29 @@ async def open_role(
 
     The caller closes a gateway that it passes in. `seam` wraps the calls to AWS, `policy` makes
     another permit policy, and `webhooks` sends events by other rules, for tests and benchmarks.
-    Raises ConveyorError if AWS or Redis cannot be used, if the fleet differs, or for unusable keys.
+    Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
+    unusable API keys.
     """
-    access = _access(settings) if settings.role == "api" else None
+    api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
+    if api_keys is not None:
+        session_options(settings)  # unusable ones are told before anything is opened
     with _extra():
         from conveyor.prod.binding import open_binding
-
-    binding = await open_binding(_options(settings), clock, works=access is None, seam=seam)
+    binding = await open_binding(_options(settings), clock, works=api_keys is None, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app, progress = gateway, None, None, None
-    tracer = tracer_of(settings, clock)
-    if tracer is not None:
-        telemetry.exemplars(lambda: tracer.latest)
+    tracer = tracer_of(settings, clock, telemetry)
     webhooks = webhooks or webhooks_of(settings, clock)
-    if access is None:
+    if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
         outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
         options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
-        service = _service(binding, settings, clock, origin=origin, webhooks=webhooks)
+        service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
         progress = service.progress
         _measure_api(telemetry, binding, service, lag)
-        limits = _app_options(binding, settings, access, tracer or NO_TRACER)
+        limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     return RoleRuntime(
         app=app,
@@ -215,25 +203,26 @@ def _worker(
     return worker
 
 
-def _service(
-    binding: ProdBinding, settings: Settings, clock: Clock, *, origin: str, webhooks: Webhooks
-) -> Service:
+def _limits(settings: Settings, origin: str) -> ServiceOptions:
     _, older = root_secrets(settings)
-    options = service_options(settings, origin, older)
-    return Service(binding.ports, options, clock, webhooks=webhooks)
+    return service_options(settings, origin, older)
 
 
 def _app_options(
-    binding: ProdBinding, settings: Settings, access: _Access, tracer: Tracer
+    binding: ProdBinding,
+    settings: Settings,
+    *,
+    api_keys: ApiKeys,
+    tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
         max_request_bytes=settings.max_request_bytes,
         body_seconds=settings.body_timeout,
         body_memory=body_memory(settings),
-        api_keys=access.api_keys,
+        api_keys=api_keys,
         rate_limit=binding.rate_limit,
-        sessions=access.sessions,
+        sessions=session_options(settings),
         tracer=tracer,
     )
 

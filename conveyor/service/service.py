@@ -65,9 +65,8 @@ def _context(
 
 
 def _once(ports: ApiPorts, options: ServiceOptions, clock: Clock) -> IdempotentRequests:
-    return IdempotentRequests(
-        ports.idempotency, clock, claim=options.idempotency_claim, ttl=options.idempotency_ttl
-    )
+    claim, ttl = options.idempotency_claim, options.idempotency_ttl
+    return IdempotentRequests(ports.idempotency, clock, claim=claim, ttl=ttl)
 
 
 class Service:
@@ -92,8 +91,9 @@ class Service:
         outages: Callable[[], Sequence[Outage]] = tuple,
     ) -> None:
         self.options = options
-        secrets = [ports.root_secret, *options.older_secrets]
-        self._keyring = derive_keyring(secrets, ports.sealing_secrets)
+        self._keyring = derive_keyring(
+            [ports.root_secret, *options.older_secrets], ports.sealing_secrets
+        )
         context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = _once(ports, options, clock)
@@ -111,9 +111,9 @@ class Service:
         self.listing = JobQueries(context, cursors)
         self.results = Results(context, cursors, links)
         self.failures = Failures(context)
-        origin = options.public_origin
-        self.inputs = FileInputs(context, UploadSigner(self._keyring.uploads, origin=origin))
-        downloads = ExportLinks(self._keyring.exports, origin=origin)
+        uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
+        self.inputs = FileInputs(context, uploads)
+        downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
         self.webhooks = JobWebhooks(context, receivers)
