@@ -72,7 +72,6 @@ OWN_IDS = [
     "replayDelivery",
     "signDelivery",
     "getJobSchedule",
-    "getRunFailures",
     "listFires",
     "downloadExport",
     "followLink",
