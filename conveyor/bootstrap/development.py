@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
@@ -30,7 +30,6 @@ from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
-from conveyor.http.pages.session import SessionOptions
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
@@ -39,7 +38,7 @@ from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
-REPORT_EVERY = 1.0
+LOOP = LoopOptions(report_every=1.0)
 """Reports of the worker are kept in memory and cost nothing: they need not wait for a heartbeat."""
 
 if TYPE_CHECKING:
@@ -63,6 +62,10 @@ class Runtime:
     aclose: Callable[[], Awaitable[None]]
 
 
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
 async def open_dev(
     settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
 ) -> Runtime:
@@ -71,7 +74,7 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
-    sessions = session_options(settings)
+    session_options(settings)  # unusable ones are told before anything is opened
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
@@ -80,17 +83,11 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
-    tracer = tracer_of(settings, clock)
+    tracer = tracer_of(settings, clock, telemetry)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER)
     worker = build_worker(
-        binding.ports,
-        outside,
-        settings,
-        clock,
-        telemetry=telemetry,
-        options=LoopOptions(report_every=REPORT_EVERY, tracer=tracer or NO_TRACER),
+        binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )
-    if tracer is not None:
-        telemetry.exemplars(lambda: tracer.latest)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -104,31 +101,31 @@ async def open_dev(
             clock,
             worker,
             inbox=_inbox(binding, clock, older) if inbox else None,
-            sessions=sessions,
             tracer=tracer or NO_TRACER,
         ),
     )
 
-    async def close() -> None:
-        if gateway is None:
-            await scraper.aclose()
-        await webhooks.aclose()
-        await binding.ports.aclose()
-        if tracer is not None:
-            await tracer.aclose()
-
-    serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(
         app,
-        serving,
+        protocol(clock, head_seconds=settings.head_timeout),
         worker,
         service.progress,
         binding.directory.path,
         readiness,
         inbox,
         hurry=binding.store.database.hurry,
-        aclose=close,
+        aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
     )
+
+
+def _closing(binding: DevBinding, *clients: _Closable | None) -> Callable[[], Awaitable[None]]:
+    async def close() -> None:
+        for client in clients:
+            if client is not None:
+                await client.aclose()
+        await binding.ports.aclose()
+
+    return close
 
 
 async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
@@ -164,7 +161,6 @@ def _app_options(
     worker: Worker,
     *,
     inbox: Inbox | None,
-    sessions: SessionOptions | None,
     tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
@@ -175,7 +171,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
-        sessions=sessions,
+        sessions=session_options(settings),
         tracer=tracer,
     )
 

@@ -106,9 +106,10 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
 
 
-def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
-    """Open the sender of traces that the settings name; None without an endpoint, and then nothing
-    of OpenTelemetry is loaded. Raises InvalidSetting if it is not installed."""
+def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTelemetryTracer | None:
+    """Open the sender of traces that the settings name, whose traces metrics refer to; None without
+    an endpoint, and then nothing of OpenTelemetry is loaded. Raises InvalidSetting if it is not
+    installed."""
     if not settings.otlp_endpoint:
         return None
     try:
@@ -116,9 +117,11 @@ def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
     except ImportError:
         missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
         raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
-    return OpenTelemetryTracer(
+    tracer = OpenTelemetryTracer(
         clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
     )
+    telemetry.exemplars(lambda: tracer.latest)
+    return tracer
 
 
 def _client_options(settings: Settings) -> ClientOptions:
@@ -302,6 +305,24 @@ class LoopOptions:
 USUAL = LoopOptions()
 
 
+def _worker_ports(
+    binding: Binding, gateway: Gateway, settings: Settings, jobs: JobLookup
+) -> WorkerPorts:
+    return WorkerPorts(
+        jobs=jobs,
+        runs=binding.runs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        permits=binding.permits,
+        signals=binding.signals,
+        gateway=gateway,
+        sealer=KeySealer(_sealing_secrets(binding, settings)),
+        pipeline=binding.pipeline,
+        workers=binding.workers,
+    )
+
+
 def build_worker(
     binding: Binding,
     outside: Outside,
@@ -314,20 +335,7 @@ def build_worker(
 ) -> Worker:
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
-    secrets = _sealing_secrets(binding, settings)
-    ports = WorkerPorts(
-        jobs=jobs or binding.jobs,
-        runs=binding.runs,
-        tasks=binding.tasks,
-        blobs=binding.blobs,
-        queues=binding.queues,
-        permits=binding.permits,
-        signals=binding.signals,
-        gateway=outside.gateway,
-        sealer=KeySealer(secrets),
-        pipeline=binding.pipeline,
-        workers=binding.workers,
-    )
+    ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
     deliverer = _deliverer(
         binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
     )
@@ -362,6 +370,19 @@ def build_worker(
     )
 
 
+def _dispatch_options(
+    settings: Settings, options: LoopOptions, outages: Outages
+) -> DispatchOptions:
+    return DispatchOptions(
+        slots=settings.workers,
+        visibility=settings.visibility_timeout,
+        max_receives=settings.max_receives,
+        polling=options.polling,
+        picking=options.picking(),
+        outages=outages,
+    )
+
+
 def assemble_worker(
     ports: WorkerPorts,
     settings: Settings,
@@ -391,14 +412,7 @@ def assemble_worker(
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
-        options=DispatchOptions(
-            slots=settings.workers,
-            visibility=settings.visibility_timeout,
-            max_receives=settings.max_receives,
-            polling=options.polling,
-            picking=options.picking(),
-            outages=outages,
-        ),
+        options=_dispatch_options(settings, options, outages),
     )
     ports.signals.on_halt(dispatcher.halt)
     discovery = _discovery(dispatcher, ports, settings, clock)

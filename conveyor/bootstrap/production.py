@@ -31,12 +31,12 @@ from conveyor.engine.worker import Worker
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
-from conveyor.http.pages.session import SessionOptions
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.service.context import ServiceOptions
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -109,17 +109,14 @@ async def open_role(
     unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
-    sessions = session_options(settings) if settings.role == "api" else None
+    if api_keys is not None:
+        session_options(settings)  # unusable ones are told before anything is opened
     with _extra():
         from conveyor.prod.binding import open_binding
-
-    works = api_keys is None
-    binding = await open_binding(_options(settings), clock, works=works, seam=seam)
+    binding = await open_binding(_options(settings), clock, works=api_keys is None, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app, progress = gateway, None, None, None
-    tracer = tracer_of(settings, clock)
-    if tracer is not None:
-        telemetry.exemplars(lambda: tracer.latest)
+    tracer = tracer_of(settings, clock, telemetry)
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
@@ -127,20 +124,10 @@ async def open_role(
         options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
-        _, older = root_secrets(settings)
-        service = Service(
-            binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
-        )
-        results, progress = service.results, service.progress
-        _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
-        _measure_streams(telemetry, progress)
-        limits = _app_options(
-            binding,
-            settings,
-            api_keys=api_keys,
-            sessions=sessions,
-            tracer=tracer or NO_TRACER,
-        )
+        service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
+        progress = service.progress
+        _measure_api(telemetry, binding, service, lag)
+        limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     return RoleRuntime(
         app=app,
@@ -216,12 +203,16 @@ def _worker(
     return worker
 
 
+def _limits(settings: Settings, origin: str) -> ServiceOptions:
+    _, older = root_secrets(settings)
+    return service_options(settings, origin, older)
+
+
 def _app_options(
     binding: ProdBinding,
     settings: Settings,
     *,
     api_keys: ApiKeys,
-    sessions: SessionOptions | None,
     tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
@@ -231,7 +222,7 @@ def _app_options(
         body_memory=body_memory(settings),
         api_keys=api_keys,
         rate_limit=binding.rate_limit,
-        sessions=sessions,
+        sessions=session_options(settings),
         tracer=tracer,
     )
 
@@ -310,6 +301,10 @@ def _measure(
     telemetry.gauge("loop_lag_seconds", lambda: lag.seconds)
 
 
-def _measure_streams(telemetry: Telemetry, progress: Progress) -> None:
+def _measure_api(
+    telemetry: Telemetry, binding: ProdBinding, service: Service, lag: LoopLag
+) -> None:
+    results, progress = service.results, service.progress
+    _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
     telemetry.gauge("streams", lambda: progress.streams)
     telemetry.total("stream_reads", lambda: progress.reads)

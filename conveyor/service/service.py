@@ -64,6 +64,11 @@ def _context(
     )
 
 
+def _once(ports: ApiPorts, options: ServiceOptions, clock: Clock) -> IdempotentRequests:
+    claim, ttl = options.idempotency_claim, options.idempotency_ttl
+    return IdempotentRequests(ports.idempotency, clock, claim=claim, ttl=ttl)
+
+
 class Service:
     """The operations of the API, grouped by subject.
 
@@ -91,12 +96,7 @@ class Service:
         )
         context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
-        once = IdempotentRequests(
-            ports.idempotency,
-            clock,
-            claim=options.idempotency_claim,
-            ttl=options.idempotency_ttl,
-        )
+        once = _once(ports, options, clock)
         limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)

@@ -175,9 +175,7 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", "address", "where to listen", used_by=SERVERS, production="0.0.0.0"),
-    Setting(
-        "port", "port", "where to listen; 0 picks a free one", between(0, 65_535), used_by=SERVERS
-    ),
+    Setting("port", "port", "where to listen; 0: a free one", between(0, 65_535), used_by=SERVERS),
     Setting(
         "data_dir",
         "path",
@@ -397,9 +395,7 @@ SETTINGS: tuple[Setting, ...] = (
         at_least(1),
         used_by=WORKERS,
     ),
-    Setting(
-        "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
-    ),
+    Setting("max_result_bytes", "bytes", "largest decoded body", at_least(1), used_by=WORKERS),
     Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
     Setting(
         "max_body_memory",
@@ -453,13 +449,7 @@ SETTINGS: tuple[Setting, ...] = (
         used_by=SERVERS,
     ),
     Setting("max_streams", "streams", "maximum open in one process", at_least(1), used_by=SERVERS),
-    Setting(
-        "max_caller_streams",
-        "streams",
-        "maximum of one caller, open in one process",
-        at_least(1),
-        used_by=SERVERS,
-    ),
+    Setting("max_caller_streams", "streams", "maximum for a caller", at_least(1), used_by=SERVERS),
     Setting(
         "rate_limit",
         "requests a second",
