@@ -16,6 +16,8 @@ from tests.acceptance.support_wire import KEY, target
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 MOST_ROWS, MOST_FILTERED, MOST_BYTES = 300, 1_050, 120 * 1_024
+MOST_CALLS = 15
+"""Calls of DynamoDB for one page of a run of eight shards."""
 SMALL = 1_000
 FEW_JOBS, MANY_JOBS = 60, 1_100
 
@@ -174,5 +176,6 @@ def test_a_page_over_dynamodb_makes_as_many_calls_for_a_large_run(tmp_path: Path
             )
             for label in ("small", "large")
         )
-        assert large == small
-        assert 0 < max(small.values()) <= 50
+        # One call more may be the server's own.
+        assert all(large[name] <= small[name] + 1 for name in small)
+        assert 0 < max(*small.values(), *large.values()) <= MOST_CALLS
