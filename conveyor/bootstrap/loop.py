@@ -37,6 +37,9 @@ from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.http.auth import open_operator_keys
+from conveyor.http.middleware import is_loopback
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
@@ -103,9 +106,10 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
 
 
-def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
-    """Open the sender of traces that the settings name; None without an endpoint, and then nothing
-    of OpenTelemetry is loaded. Raises InvalidSetting if it is not installed."""
+def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTelemetryTracer | None:
+    """Open the sender of traces that the settings name, whose traces metrics refer to; None without
+    an endpoint, and then nothing of OpenTelemetry is loaded. Raises InvalidSetting if it is not
+    installed."""
     if not settings.otlp_endpoint:
         return None
     try:
@@ -113,9 +117,11 @@ def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
     except ImportError:
         missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
         raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
-    return OpenTelemetryTracer(
+    tracer = OpenTelemetryTracer(
         clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
     )
+    telemetry.exemplars(lambda: tracer.latest)
+    return tracer
 
 
 def _client_options(settings: Settings) -> ClientOptions:
@@ -176,6 +182,19 @@ def allowed_hosts(settings: Settings) -> list[str]:
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
 
 
+def session_options(settings: Settings) -> SessionOptions | None:
+    """Return who may look at pages; None without a dashboard.
+
+    Raises ConveyorError(invalid_argument) for unusable keys of operators.
+    """
+    if not settings.dashboard:
+        return None
+    return SessionOptions(
+        on_loopback=is_loopback(settings.host),
+        operators=open_operator_keys(settings.operator_keys),
+    )
+
+
 def body_memory(settings: Settings) -> BodyMemory:
     """Return the bounds on the memory for request bodies."""
     return BodyMemory(limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory)
@@ -214,6 +233,8 @@ def service_options(
         export_ttl=settings.export_ttl,
         max_export_bytes=settings.max_export_bytes,
         heartbeat=_heartbeat(settings),
+        max_streams=settings.max_streams,
+        max_caller_streams=settings.max_caller_streams,
         older_secrets=older_secrets,
     )
 
@@ -268,20 +289,38 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it, and how events are delivered, for alarms. `tracer` records what is sampled.
-    The worker reports what it does once a heartbeat, and each `report_every` seconds if that is
-    less.
+    adds workers by it, and how events are delivered, for alarms. The worker reports what it does
+    once a heartbeat, and each `report_every` seconds if that is less. `tracer` records what is
+    sampled.
     """
 
     policy: PolicyFactory = ReservePolicy
     polling: Polling = Polling()
     picking: Callable[[], PickingRule] = LeastInFlight
     logs_backlog: bool = False
-    tracer: Tracer = NO_TRACER
     report_every: float = math.inf
+    tracer: Tracer = NO_TRACER
 
 
 USUAL = LoopOptions()
+
+
+def _worker_ports(
+    binding: Binding, gateway: Gateway, settings: Settings, jobs: JobLookup
+) -> WorkerPorts:
+    return WorkerPorts(
+        jobs=jobs,
+        runs=binding.runs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        permits=binding.permits,
+        signals=binding.signals,
+        gateway=gateway,
+        sealer=KeySealer(_sealing_secrets(binding, settings)),
+        pipeline=binding.pipeline,
+        workers=binding.workers,
+    )
 
 
 def build_worker(
@@ -296,7 +335,7 @@ def build_worker(
 ) -> Worker:
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
-    ports = _worker_ports(binding, outside, settings, jobs or binding.jobs)
+    ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
     deliverer = _deliverer(
         binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
     )
@@ -331,21 +370,16 @@ def build_worker(
     )
 
 
-def _worker_ports(
-    binding: Binding, outside: Outside, settings: Settings, jobs: JobLookup
-) -> WorkerPorts:
-    return WorkerPorts(
-        jobs=jobs,
-        runs=binding.runs,
-        tasks=binding.tasks,
-        blobs=binding.blobs,
-        queues=binding.queues,
-        permits=binding.permits,
-        signals=binding.signals,
-        gateway=outside.gateway,
-        sealer=KeySealer(_sealing_secrets(binding, settings)),
-        pipeline=binding.pipeline,
-        workers=binding.workers,
+def _dispatch_options(
+    settings: Settings, options: LoopOptions, outages: Outages
+) -> DispatchOptions:
+    return DispatchOptions(
+        slots=settings.workers,
+        visibility=settings.visibility_timeout,
+        max_receives=settings.max_receives,
+        polling=options.polling,
+        picking=options.picking(),
+        outages=outages,
     )
 
 
@@ -394,19 +428,6 @@ def assemble_worker(
         clock,
         heartbeat=_heartbeat(settings),
         beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
-        outages=outages,
-    )
-
-
-def _dispatch_options(
-    settings: Settings, options: LoopOptions, outages: Outages
-) -> DispatchOptions:
-    return DispatchOptions(
-        slots=settings.workers,
-        visibility=settings.visibility_timeout,
-        max_receives=settings.max_receives,
-        polling=options.polling,
-        picking=options.picking(),
         outages=outages,
     )
 

@@ -290,6 +290,29 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in FETCHED
 
 
+class FailureGroupReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed tasks of one kind. The group of what is of too many kinds has an id and a count
+    alone."""
+
+    group: str
+    count: int
+    reason: str | None = None
+    code: str | None = None
+    status: int | None = None
+    detail: str | None = None
+    first_at: str | None = None
+    last_at: str | None = None
+    task_ids: tuple[str, ...] = ()
+
+
+class FailuresReply(msgspec.Struct, frozen=True):
+    """The failed tasks of a run by kind, the most frequent first."""
+
+    run_id: str
+    failed: int
+    groups: tuple[FailureGroupReply, ...]
+
+
 class RawResultsPage(msgspec.Struct, frozen=True):
     """One page of results with undecoded rows."""
 

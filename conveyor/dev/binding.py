@@ -163,6 +163,7 @@ def _ports(
         workers=MemoryWorkers(clock),
         root_secret=directory.secret,
         pipeline=_pipeline(store, blobs, calls),
+        run_writes=store.run_writes,
         aclose=aclose,
     )
 

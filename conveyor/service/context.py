@@ -17,7 +17,7 @@ from conveyor.ports.deliveries import DeliveryLog
 from conveyor.ports.exports import ExportRequests
 from conveyor.ports.inputs import InputSlots
 from conveyor.ports.queues import Queues, Signals
-from conveyor.ports.records import ApiRuns, Idempotency
+from conveyor.ports.records import ApiRuns, Idempotency, RunWrites
 from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskReader, UnfinishedTasks
@@ -58,6 +58,8 @@ class ServiceOptions:
     export_ttl: float = 43_200.0
     max_export_bytes: int = 107_374_182_400
     heartbeat: float = 10.0
+    max_streams: int = 1_000
+    max_caller_streams: int = 20
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
@@ -108,6 +110,9 @@ class ApiPorts(Protocol):
     def workers(self) -> Workers: ...
 
     @property
+    def run_writes(self) -> RunWrites | None: ...
+
+    @property
     def root_secret(self) -> bytes: ...
 
     @property
@@ -127,6 +132,7 @@ class Context:
     deliveries: DeliveryLog
     schedules: Schedules
     blobs: Blobs
+    workers: Workers
     clock: Clock
     options: ServiceOptions
     keyring: Keyring

@@ -5,11 +5,13 @@ Pages come newest first.
 
 from __future__ import annotations
 
+from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import MOST_JUDGED, EventDelivery
-from conveyor.domain.errors import not_found
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import JobStatus, Run
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.deliveries import DeliveryFilter
+from conveyor.service.callers import Caller
 from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.deliveries import drop_owed
 from conveyor.service.notifier import WorkNotifier
@@ -74,6 +76,10 @@ class JobQueries:
         run = await self._context.runs.get_run(caller_id, job_id, run_id)
         if run is None:
             raise not_found("run")
+        return await self.show(run)
+
+    async def show(self, run: Run) -> RunBody:
+        """Return a run that was read, as the wire shows it by itself."""
         waits = await self._context.waits.look()
         return run_body(run, self._context.outage(), waits=waits)
 
@@ -110,6 +116,19 @@ class JobCommands:
         self._jobs = context.jobs
         self._runs = context.runs
         self._notifier = notifier
+
+    async def owner(self, job_id: str) -> Caller:
+        """Return the caller of a job, with the key that it was submitted with.
+
+        Raises ConveyorError: not_found; conflict if no secret of this server opens the key.
+        """
+        job = await self._jobs.find_job(job_id)
+        if job is None:
+            raise not_found("job")
+        try:
+            return Caller(job.caller, self._context.keyring.sealer.unseal(job))
+        except UnsealError as error:
+            raise ConveyorError(ErrorCode.CONFLICT, str(error)) from None
 
     async def close(self, caller_id: str, job_id: str) -> JobBody:
         """Close a job to further tasks. Raises ConveyorError: not_found; job_not_open on a

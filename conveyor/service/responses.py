@@ -12,6 +12,7 @@ from pydantic_core import Url
 
 from conveyor.aio.outages import Outage
 from conveyor.domain.deliveries import DeliveryAttempt, EventDelivery, receiver_health
+from conveyor.domain.failure_groups import OTHER_GROUP, FailureGroups
 from conveyor.domain.fires import with_known_zones
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
@@ -26,6 +27,7 @@ from conveyor.domain.model import (
     Task,
 )
 from conveyor.domain.remarks import NO_REMARKS, Remarks
+from conveyor.domain.result_shape import SIZE_BOUNDS, ResultShape
 from conveyor.domain.run_waits import RunWait
 from conveyor.domain.schedule import WEEKDAYS, Calendar
 from conveyor.domain.scheduling import Scheduling
@@ -41,6 +43,8 @@ from conveyor.service.schemas import (
     DeliveryAttemptBody,
     DeliveryBody,
     EventBody,
+    FailureGroupBody,
+    FailuresBody,
     HistoryBody,
     JobBody,
     LoggedDeliveryBody,
@@ -53,6 +57,8 @@ from conveyor.service.schemas import (
     RunBody,
     RunWaitBody,
     ScheduleBody,
+    ShapeBody,
+    SizeClassBody,
     SpendBody,
     StatsBody,
     SubmitBody,
@@ -350,6 +356,7 @@ def result_body(
         size=result.size if result is not None else UNSET,
         result_url=present(result_url),
         error=problem_body(task.error) if task.error is not None else UNSET,
+        failure_group=present(task.failure_group),
         source_run_id=present(task.source_run_id),
         created_at=rfc3339(task.created_at),
         updated_at=rfc3339(task.updated_at),
@@ -395,7 +402,37 @@ def _stats_body(stats: RunStats) -> StatsBody:
         failed=stats.failed,
         failure_reasons=stats.failure_reasons or UNSET,
         spend=_spend_body(stats.spend),
+        inherited=stats.inherited or UNSET,
+        shape=_shape_body(stats.shape),
     )
+
+
+def _shape_body(shape: ResultShape) -> ShapeBody | UnsetType:
+    if not any(shape.sizes):
+        return UNSET
+    classes = zip((0, *SIZE_BOUNDS), shape.sizes, strict=True)
+    return ShapeBody([SizeClassBody(*one) for one in classes], dict(shape.types))
+
+
+def failures_body(run_id: str, found: FailureGroups) -> FailuresBody:
+    """Show the failure groups of a run; what is in none of them as one more, the last."""
+    groups = [
+        FailureGroupBody(
+            group=group.group_id,
+            count=group.count,
+            reason=group.reason.value,
+            code=group.code,
+            status=group.status,
+            detail=present(group.detail),
+            first_at=rfc3339(group.first_at),
+            last_at=rfc3339(group.last_at),
+            task_ids=list(group.task_ids),
+        )
+        for group in found.groups
+    ]
+    if found.other:
+        groups.append(FailureGroupBody(group=OTHER_GROUP, count=found.other))
+    return FailuresBody(run_id, found.failed, groups)
 
 
 def _spend_body(spend: Spend) -> SpendBody:

@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 import anyio
+import httpx
 
 from conveyor.client.api import connect
 from conveyor.client.commands import ServerTarget, Terminal
@@ -37,6 +38,9 @@ def told(wire: Wire, api: str, job_id: str, reason: RunWaitReason, *others: RunW
         jobs[job_id]["latest_run"],
     ):
         assert shown["waiting"]["reason"] == reason
+    page = httpx.get(f"{api.removesuffix('/v1')}/dashboard/jobs/{job_id}", trust_env=False)
+    if page.status_code != 404:  # a fleet serves no pages
+        assert f"Waiting because: {reason.replace('_', ' ')}" in page.text
     watched, explained = anyio.run(_said, api, job_id)
     detail = run["waiting"]["detail"]
     assert f"; waiting because {reason}: {detail}" in watched, watched
