@@ -13,6 +13,7 @@ PURPOSES = {
     "dynamodb.claims.Claims._confirm": "claim undone",
     "dynamodb.claims.settle_row": "end of a task",
     "dynamodb.counters": "counters",
+    "dynamodb.failure_groups": "failure groups",
     "dynamodb.run_rows.RunReads": "is the run live",
     "dynamodb.run_rows.RunPlaces": "where a run lies",
     "dynamodb.permits": "permits",

@@ -396,6 +396,22 @@ async def test_groups_go_with_the_rows_of_a_deleted_run_and_come_back_no_more(
     assert await group_keys(ingests.table, run_id) == []
 
 
+async def test_samples_of_a_run_that_is_gone_are_removed_however_often_it_takes(
+    bench: TableBench, one: World
+) -> None:
+    _, run_id = await one.submit(1)
+    task = await one.claimed(run_id, 0)
+    await bench.outside.table.delete((await bench.row(run_id)).place.key)
+    bench.seam.be_away(lambda operation, _: operation == "query", carried_out=False, count=2)
+    problem = problem_of(0)
+    failed = Failed(one.attempt(task, problem), problem, TaskFailure.BLOCKED)
+    with pytest.raises(ConveyorError):
+        await one.settle(task, failed)
+    assert len(await group_keys(bench.outside.table, run_id)) == 1
+    while await group_keys(bench.outside.table, run_id):
+        await bench.clock.advance(0.5)
+
+
 async def test_the_purge_of_a_run_takes_groups_that_came_after_the_scrub(ingests: Ingests) -> None:
     world = ingests.other.world
     job_id, run_id = await world.submit(1)

@@ -23,6 +23,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import NamedTuple
 
 import anyio
@@ -363,8 +364,9 @@ def _counter_correction(row: RunRow, tally: _Tally) -> Change:
     )
 
 
-MOST_REMEMBERED = 10_000
-"""Runs whose epoch is remembered."""
+MOST_REMEMBERED = 2_000
+"""Runs whose row is remembered, which may hold 200 failure groups. Of others the row is read once
+more before a task settles."""
 RETRIES = Backoff(1.0, 30.0)
 """Seconds until what could not be written is tried again, unless something new comes first."""
 
@@ -584,8 +586,8 @@ class Counters:
         for _ in range(TRIES + MOST_GROUPS + MOST_TYPES):
             assert run.row is not None  # an addition has the epoch of a row
             update = _AdditionUpdate(run.row, addition.parts)
-            for failures, begins in update.samples:
-                await note_failures(self._records.table, run.place.run_id, failures, begins=begins)
+            if update.samples:
+                await for_each(partial(self._note, run.place), update.samples)
             try:
                 return read_run_row(await self._write(run.place, addition, update, now))
             except AwsRefused as refused:
@@ -593,10 +595,10 @@ class Counters:
                     raise
                 found = conflicting_item(refused)
             if found is None or found["status"] == RunStatus.DELETED:
-                run.addition = None
                 if update.samples:
                     # The removal of the run may have come before its samples.
                     await remove_group_items(self._records.table, run.place.run_id)
+                run.addition = None
                 _resolve(addition.parts, Settled(applied=False, run_status=None))
                 return None
             row = read_run_row(found)
@@ -608,6 +610,10 @@ class Counters:
                 self._leave_to_recount(run, addition.parts)
                 return None
         raise contention_error()
+
+    async def _note(self, place: RunPlace, sample: tuple[list[FailureSample], bool]) -> None:
+        failures, begins = sample
+        await note_failures(self._records.table, place.run_id, failures, begins=begins)
 
     async def _write(
         self, place: RunPlace, addition: _Addition, update: _AdditionUpdate, now: int
