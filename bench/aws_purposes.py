@@ -17,7 +17,6 @@ PURPOSES = {
     "dynamodb.run_rows.RunReads": "is the run live",
     "dynamodb.run_rows.RunPlaces": "where a run lies",
     "dynamodb.permits": "permits",
-    "dynamodb.permits.DynamoWorkers": "reports of workers",
     "dynamodb.task_rows.insert_items": "rows",
     "dynamodb.task_rows.remove_untouched": "rows",
     "dynamodb.ingestion": "checkpoint",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -38,8 +38,8 @@ from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
-REPORT_EVERY = 1.0
-"""Seconds between two reports of the worker: they are kept in memory, and cost nothing."""
+LOOP = LoopOptions(report_every=1.0)
+"""Reports of the worker are kept in memory and cost nothing: they need not wait for a heartbeat."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
@@ -84,7 +84,7 @@ async def open_dev(
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    loop = LoopOptions(tracer=tracer or NO_TRACER, report_every=REPORT_EVERY)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER)
     worker = build_worker(
         binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )

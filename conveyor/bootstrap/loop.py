@@ -305,6 +305,24 @@ class LoopOptions:
 USUAL = LoopOptions()
 
 
+def _worker_ports(
+    binding: Binding, gateway: Gateway, settings: Settings, jobs: JobLookup
+) -> WorkerPorts:
+    return WorkerPorts(
+        jobs=jobs,
+        runs=binding.runs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        permits=binding.permits,
+        signals=binding.signals,
+        gateway=gateway,
+        sealer=KeySealer(_sealing_secrets(binding, settings)),
+        pipeline=binding.pipeline,
+        workers=binding.workers,
+    )
+
+
 def build_worker(
     binding: Binding,
     outside: Outside,
@@ -317,7 +335,7 @@ def build_worker(
 ) -> Worker:
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
-    ports = _worker_ports(binding, outside, settings, jobs or binding.jobs)
+    ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
     deliverer = _deliverer(
         binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
     )
@@ -352,21 +370,16 @@ def build_worker(
     )
 
 
-def _worker_ports(
-    binding: Binding, outside: Outside, settings: Settings, jobs: JobLookup
-) -> WorkerPorts:
-    return WorkerPorts(
-        jobs=jobs,
-        runs=binding.runs,
-        tasks=binding.tasks,
-        blobs=binding.blobs,
-        queues=binding.queues,
-        permits=binding.permits,
-        signals=binding.signals,
-        gateway=outside.gateway,
-        sealer=KeySealer(_sealing_secrets(binding, settings)),
-        pipeline=binding.pipeline,
-        workers=binding.workers,
+def _dispatch_options(
+    settings: Settings, options: LoopOptions, outages: Outages
+) -> DispatchOptions:
+    return DispatchOptions(
+        slots=settings.workers,
+        visibility=settings.visibility_timeout,
+        max_receives=settings.max_receives,
+        polling=options.polling,
+        picking=options.picking(),
+        outages=outages,
     )
 
 
@@ -415,19 +428,6 @@ def assemble_worker(
         clock,
         heartbeat=_heartbeat(settings),
         beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
-        outages=outages,
-    )
-
-
-def _dispatch_options(
-    settings: Settings, options: LoopOptions, outages: Outages
-) -> DispatchOptions:
-    return DispatchOptions(
-        slots=settings.workers,
-        visibility=settings.visibility_timeout,
-        max_receives=settings.max_receives,
-        polling=options.polling,
-        picking=options.picking(),
         outages=outages,
     )
 

@@ -36,14 +36,14 @@ from conveyor.service.page_schemas import (
     JobsFound,
     LaneLine,
     OverviewPage,
-    Pace,
     Preview,
     ResultsShown,
+    RunPace,
     RunPage,
     ScheduleLine,
     SchedulePage,
     SchedulesPage,
-    TaskPage,
+    TaskDetails,
     Trouble,
     WorkerLine,
     WorkersPage,
@@ -119,7 +119,7 @@ class Paces:
     def __init__(self) -> None:
         self._seen: LRUCache[str, deque[tuple[int, int]]] = LRUCache(maxsize=_SEEN)
 
-    def of(self, run: Run, now: int) -> Pace | None:
+    def of(self, run: Run, now: int) -> RunPace | None:
         """Note what a live run has done by `now`, and return its pace."""
         if run.status not in LIVE_RUN_STATES:
             return None
@@ -132,7 +132,7 @@ class Paces:
             seen.append((now, done))
         if now <= since:
             return None
-        return Pace(max(0, done - before) * 1_000 / (now - since), (now - since) // 1_000)
+        return RunPace(max(0, done - before) * 1_000 / (now - since), (now - since) // 1_000)
 
 
 class Overviews:
@@ -404,7 +404,7 @@ class Overviews:
             next_cursor=page.next_cursor,
         )
 
-    async def task(self, owner: str, job_id: str, run_id: str, task_id: str) -> TaskPage:
+    async def task(self, owner: str, job_id: str, run_id: str, task_id: str) -> TaskDetails:
         """Return a task with its attempts. Raises ConveyorError(not_found)."""
         view, run = await self._context.live_run(owner, job_id, run_id)
         task = await self._context.tasks.get_task(run.run_id, task_id)
@@ -413,7 +413,7 @@ class Overviews:
         history = await self._results.history(owner, job_id, run_id, task_id)
         [row] = await self._results.rows(view.job, run, [task])
         waits = await self._waits()
-        return TaskPage(
+        return TaskDetails(
             job=self._line(view.job, run, waits),
             run=self._run_body(run, waits),
             task_id=task.task_id,
@@ -582,7 +582,7 @@ def _worker_line(
     )
 
 
-def _seconds_left(left: int, pace: Pace | UnsetType) -> float | UnsetType:
+def _seconds_left(left: int, pace: RunPace | UnsetType) -> float | UnsetType:
     """Estimate how long the rest takes; UNSET where nothing is left, or nothing moves."""
     if not left or not pace or not pace.per_second:
         return UNSET

@@ -25,7 +25,7 @@ from conveyor.service.schemas import (
 )
 
 
-class Pace(msgspec.Struct, frozen=True):
+class RunPace(msgspec.Struct, frozen=True):
     """Tasks that end in a second, as measured over the last `seconds`."""
 
     per_second: float
@@ -43,7 +43,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     external_id: str | UnsetType = UNSET
     run: RunBody | UnsetType = UNSET
     inherited: int = 0
-    pace: Pace | UnsetType = UNSET
+    pace: RunPace | UnsetType = UNSET
     created_at: str
 
 
@@ -145,7 +145,7 @@ class ResultsShown(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | UnsetType = UNSET
 
 
-class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+class TaskDetails(msgspec.Struct, frozen=True, kw_only=True):
     """A task with its attempts. Values of custom headers are masked."""
 
     job: JobLine

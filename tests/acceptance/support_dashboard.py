@@ -22,7 +22,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.server import conveyor_server
 from tests.acceptance.support_wire import ENDED, KEY, eventually, target
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def reader(
 class Seeded:
     """A server with jobs. `paths` names a page of every kind; `calls` is a client of the API."""
 
-    server: ConveyorServer
+    base_url: str
     calls: httpx.Client
     jobs: dict[str, str] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)
@@ -136,13 +136,13 @@ class Seeded:
     @property
     def origin(self) -> str:
         """Scheme, host and port."""
-        return self.server.base_url.removesuffix("/v1")
+        return self.base_url.removesuffix("/v1")
 
     def submit(self, label: str, urls: Sequence[str | Mapping[str, Any]], **fields: Any) -> str:
         """Create a job of these URLs under a label; return its id."""
         tasks = [{"url": url} if isinstance(url, str) else url for url in urls]
         answer = self.calls.post("/jobs", json={"tasks": tasks, "max_attempts": 1, **fields})
-        assert answer.status_code == 201, answer.text
+        assert answer.status_code in (201, 202), answer.text
         body = answer.json()
         self.jobs[label] = body["job_id"]
         if "latest_run" in body:
@@ -153,14 +153,16 @@ class Seeded:
         """Return the address of the run of a job."""
         return f"/dashboard/jobs/{self.jobs[label]}/runs/{self.runs[label]}"
 
-    def until(self, label: str, holds: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+    def until(
+        self, label: str, holds: Callable[[Mapping[str, Any]], bool], *, timeout: float = 60.0
+    ) -> dict[str, Any]:
         """Wait for a state of the latest run of a job, and return it."""
 
         def look() -> dict[str, Any] | None:
             run: dict[str, Any] = self.calls.get(f"/jobs/{self.jobs[label]}").json()["latest_run"]
             return run if holds(run) else None
 
-        return eventually(look, f"the run of {label}")
+        return eventually(look, f"the run of {label}", timeout=timeout)
 
     def ended(self, label: str) -> dict[str, Any]:
         """Wait for the end of the latest run of a job, and return it."""
@@ -182,7 +184,7 @@ def dashboard(directory: Path, **settings: Any) -> Iterator[Seeded]:
             base_url=server.base_url, headers={"X-API-Key": KEY}, timeout=60, trust_env=False
         ) as calls,
     ):
-        yield Seeded(server, calls)
+        yield Seeded(server.base_url, calls)
 
 
 def product_page(number: int) -> str:

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.acceptance.support_dashboard import (
     EMPTY,
     PICTURES,
+    ROOT,
     Seeded,
     chromium,
     dashboard,
@@ -103,6 +104,24 @@ def test_each_page_in_each_theme_and_width(
 ) -> None:
     label = f"seeded-{scheme}-{viewport['width']}"
     visit(browser, seeded.origin, seeded.paths, label, color_scheme=scheme, viewport=viewport)
+
+
+@pytest.mark.extended
+def test_pictures_of_the_documentation(browser: Browser, seeded: Seeded) -> None:
+    """They are made here and copied to docs/pictures by hand, where pages change their looks."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    viewport = {"width": 1_080, "height": 760}
+    with reader(browser, seeded.origin, color_scheme="light", viewport=viewport) as (context, _):
+        page = context.new_page()
+        for name in ("overview", "run", "task-failed"):
+            page.goto(seeded.paths[name])
+            keys_work(page)
+            made = PICTURES / f"docs-{name}.png"
+            page.screenshot(path=made)
+            kept = ROOT / "docs" / "pictures" / f"dashboard-{name}.png"
+            for picture in (made, kept):
+                assert picture.read_bytes()[:4] == b"\x89PNG"
+                assert picture.stat().st_size < 150_000
 
 
 @pytest.mark.extended

@@ -90,7 +90,7 @@ async def test_each_page_is_there_as_json_too(api: Api) -> None:
     values = {"job_id": job["job_id"], "run_id": run["run_id"], "task_id": task.task_id}
     seen = 0
     for path in PAGES:
-        if "delivery_id" in path or path.endswith("/schedule"):
+        if "delivery_id" in path or "export_id" in path or path.endswith("/schedule"):
             continue
         address = path.format(**values)
         page = await look(api, address)
@@ -101,7 +101,7 @@ async def test_each_page_is_there_as_json_too(api: Api) -> None:
         assert twin.headers["Content-Type"] == "application/json"
         assert isinstance(twin.json(), dict)
         seen += 1
-    assert seen == len(PAGES) - 2
+    assert seen == len(PAGES) - 3
 
 
 async def test_a_browser_at_the_root_is_sent_to_the_dashboard(api: Api) -> None:
@@ -196,7 +196,6 @@ async def test_pages_of_jobs_go_on_where_the_last_one_ended(api: Api) -> None:
     names = [f"job {number}" for number in range(PAGE + 7)]
     for name in names:
         await api.submit(1, name=name)
-        await api.clock.sleep(1)
     first = (await api.bare.get("/dashboard/jobs.json")).json()
     second = (await api.bare.get(f"/dashboard/jobs.json?cursor={first['next_cursor']}")).json()
     shown = [job["name"] for job in [*first["jobs"], *second["jobs"]]]

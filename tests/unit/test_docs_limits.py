@@ -54,7 +54,7 @@ from conveyor.service import progress, reruns, results, submit, task_lists
 from conveyor.service.deliveries import MOST_DROPPED, MOST_READ, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
-from conveyor.service.overview import MOST_LOOKED
+from conveyor.service.overview import MOST_IMAGE, MOST_LOOKED, MOST_PREVIEWED
 from conveyor.service.sign_ins import LONGEST_SIGN_IN
 from conveyor.service.webhooks import MOST_TESTS
 from conveyor.settings import Settings
@@ -166,6 +166,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "form of a page": (MOST_FORM,),
     "jobs that a bulk action looks through": (MOST_LOOKED,),
+    "jobs that a page of a filtered list looks through": (MOST_LOOKED,),
+    "body shown on a page; image shown on a page": (MOST_PREVIEWED, MOST_IMAGE),
     "streams of progress of a process, of a caller in it": (
         DEFAULTS.max_streams,
         DEFAULTS.max_caller_streams,

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from conveyor import __version__
 from conveyor.domain.result_shape import SIZE_BOUNDS
 from conveyor.http.pages.viewer import Viewer
-from conveyor.service.page_schemas import RunPage, TaskPage
+from conveyor.service.page_schemas import RunPage, TaskDetails
 from conveyor.service.schemas import FailureGroupBody, RunBody, ScheduleBody, StatsBody
 
 HERE = Path(__file__).parent
@@ -172,7 +172,7 @@ def statuses(groups: Sequence[FailureGroupBody]) -> list[tuple[int, int]]:
     return sorted(totals.items(), key=lambda item: (-item[1], item[0]))
 
 
-def submit_line(task: TaskPage, origin: str) -> str:
+def submit_line(task: TaskDetails, origin: str) -> str:
     """Write the request of a task as a line for a shell, without a key."""
     body = json.dumps(task.request, ensure_ascii=False)
     return (
