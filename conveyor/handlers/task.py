@@ -122,6 +122,15 @@ class ClaimedTask(Held):
     stored: bool = False
     error: Exception | None = None
 
+    def note_stored(self, key: str) -> None:
+        """Note that the body lies under a key, which the row is to name."""
+        self.stored, self.blob_key = True, key
+        settlement = self.settlement
+        if isinstance(settlement, Succeeded):
+            result = settlement.result
+            stored = StoredBody(key, result.size, result.content_type, result.format)
+            self.settlement = Succeeded(settlement.event, stored)
+
 
 class TaskHandler(StagedHandler):
     """The handler of task messages."""
@@ -544,12 +553,12 @@ class TaskHandler(StagedHandler):
         if not full:
             return
         bodies = [(held.blob_key, held.body) for held in full if held.body is not None]
-        for held, error in zip(full, await pipeline.bodies.put_new(bodies), strict=True):
-            if error is None:
-                held.stored = True
+        for held, found in zip(full, await pipeline.bodies.put_new(bodies), strict=True):
+            if isinstance(found, str):
+                held.note_stored(found)
                 self._breaker.succeeded()
                 continue
-            meaning = self._unkept(error) if isinstance(error, ConveyorError) else error
+            meaning = self._unkept(found) if isinstance(found, ConveyorError) else found
             if isinstance(meaning, ResultLost):
                 held.error = meaning
                 continue

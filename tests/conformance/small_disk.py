@@ -39,8 +39,10 @@ async def main(root: Path) -> dict[str, object]:
         "large piece by piece": await _kept(blobs, "a/4", _pieces(LARGE)),
     }
     together = [("a/5", bytes(SMALL)), ("a/6", bytes(LARGE))]
-    errors = await blobs.put_new(together)
-    found["many at once"] = ["kept" if error is None else type(error).__name__ for error in errors]
+    stored = await blobs.put_new(together)
+    found["many at once"] = [
+        "kept" if isinstance(one, str) else type(one).__name__ for one in stored
+    ]
     # Each fits alone, and they fill the disk together: none of them is too large.
     at_once = (_kept(blobs, f"b/{number}", _pieces(USUAL)) for number in range(8))
     found["usual ones at once"] = "NoRoom" in await asyncio.gather(*at_once)
