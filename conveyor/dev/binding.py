@@ -19,6 +19,7 @@ from conveyor.dev.files import FileBlobs, holds_bodies
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
+from conveyor.dev.workers import MemoryWorkers
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import is_ulid
 from conveyor.ports.binding import Binding
@@ -159,6 +160,7 @@ def _ports(
         blobs=blobs,
         permits=MemoryPermits(clock),
         signals=LocalSignals(),
+        workers=MemoryWorkers(clock),
         root_secret=directory.secret,
         pipeline=_pipeline(store, blobs, calls),
         aclose=aclose,

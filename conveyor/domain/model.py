@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from conveyor.domain.result_shape import ResultShape
 from conveyor.domain.scheduling import Scheduling
 from conveyor.domain.webhooks import Webhook
 
@@ -184,6 +185,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.scheduling is None or self.scheduling.is_over
 
 
+class GroupFilter(msgspec.Struct, frozen=True):
+    """A choice of failed tasks: those of the `named` groups. With `outside`, the ids of the groups
+    that their run keeps, also the tasks of none of them, which count together as `other`."""
+
+    named: frozenset[str]
+    outside: frozenset[str] | None = None
+
+    def takes(self, group_id: str | None) -> bool:
+        """Tell whether a task with this group is chosen; one without a group never is."""
+        if group_id is None:
+            return False
+        return group_id in self.named or (self.outside is not None and group_id not in self.outside)
+
+
 class IngestStatus(StrEnum):
     """The progress of writing a large run's rows: pending → done."""
 
@@ -197,8 +212,8 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
     The run will have indexes below `end`; rows below `next_index` have been written. A submit
     stages its rows in chunks, named in `chunks` by their first indexes; with `template` they are
     those of the list `list_id` of the job's template, and its rows get ids of the run. A rerun has
-    no chunks and copies the rows of `Run.rerun_of`: rows of `statuses` afresh (None: all), other
-    terminal ones as they are.
+    no chunks and copies the rows of `Run.rerun_of`: rows of `statuses` afresh (None: all), of those
+    that `groups` takes where it is set, and other terminal ones as they are.
     """
 
     status: IngestStatus
@@ -208,16 +223,22 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
     template: bool = False
     list_id: str = "0"
     statuses: frozenset[TaskStatus] | None = None
+    groups: GroupFilter | None = None
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of a run: a cache of its task rows. completed = successful + failed ≤ total."""
+    """Counters of a run: a cache of its task rows. completed = successful + failed ≤ total.
+
+    `inherited` counts the ended rows that a rerun took over, or will.
+    """
 
     total: int = 0
     successful: int = 0
     failed: int = 0
     failure_reasons: dict[str, int] = {}
     spend: Spend = Spend()
+    inherited: int = 0
+    shape: ResultShape = ResultShape()
 
     @property
     def completed(self) -> int:
@@ -287,7 +308,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     `claim_number` grows with each claim and fences off holders of earlier ones; `claimed_until`
     bounds the current claim. `not_before` delays the next attempt, and `waiting` says why it does.
     `waiting_since` is when the waits without an attempt between them began, 0 outside of any.
-    `source_run_id` is set on inherited rows.
+    `source_run_id` is set on inherited rows, `failure_group` on failed ones; rows that failed
+    before there were groups have none.
     """
 
     run_id: str
@@ -307,6 +329,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     result: StoredBody | None = None
     error: Problem | None = None
     failure: TaskFailure | None = None
+    failure_group: str | None = None
     source_run_id: str | None = None
 
     def wait_at(self, now: int) -> WaitReason | None:

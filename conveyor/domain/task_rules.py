@@ -102,13 +102,16 @@ Settlement = Succeeded | Failed | Retry | Released | Deferred
 
 
 class RunDelta(msgspec.Struct, frozen=True, gc=False):
-    """The addition of one change of a task to the counters of its run, at `now`."""
+    """The addition of one change of a task to the counters of its run, at `now`. `result` is the
+    body that a success kept, `problem` what a failure ended with."""
 
     now: int
     successful: int = 0
     failed: int = 0
     failure: TaskFailure | None = None
     spend: Spend = Spend()
+    result: StoredBody | None = None
+    problem: Problem | None = None
 
     @property
     def ends_task(self) -> bool:
@@ -242,7 +245,7 @@ def interruption_change(row: ClaimableRow, *, now: int, max_interruptions: int) 
 
 def interrupted_delta(now: int) -> RunDelta:
     """Count a task that failed because its claims lapsed too often."""
-    return RunDelta(now, failed=1, failure=TaskFailure.OTHER)
+    return RunDelta(now, failed=1, failure=TaskFailure.OTHER, problem=INTERRUPTED)
 
 
 def is_held(row: HeldRow, claim_number: int) -> bool:
@@ -259,7 +262,7 @@ def settlement_change(settlement: Settlement, *, now: int) -> TaskChange:
             attempts=1,
             event=event,
             result=settlement.result,
-            delta=RunDelta(now, successful=1, spend=event.spend),
+            delta=RunDelta(now, successful=1, spend=event.spend, result=settlement.result),
         )
     if isinstance(settlement, Failed):
         event, failure = settlement.event, settlement.failure
@@ -269,7 +272,13 @@ def settlement_change(settlement: Settlement, *, now: int) -> TaskChange:
             event=event,
             error=settlement.problem,
             failure=failure,
-            delta=RunDelta(now, failed=1, failure=failure, spend=event.spend),
+            delta=RunDelta(
+                now,
+                failed=1,
+                failure=failure,
+                spend=event.spend,
+                problem=settlement.problem,
+            ),
         )
     if isinstance(settlement, Released):
         return TaskChange(TaskStatus.PENDING)

@@ -23,7 +23,7 @@ from conveyor.http.middleware import (
     RequestId,
     routing_problem,
 )
-from conveyor.http.pages import page_routes
+from conveyor.http.pages.documents import page_routes
 from conveyor.http.request import (
     BODY_SECONDS,
     BodyLimits,

@@ -28,6 +28,7 @@ from conveyor.ports.records import ApiRuns, Idempotency, JobReader, JobWriter, W
 from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
+from conveyor.ports.workers import Workers
 
 
 class Jobs(JobReader, JobWriter, JobPurge, Protocol):
@@ -80,6 +81,7 @@ class Binding:
     blobs: Blobs
     permits: Permits
     signals: Signals
+    workers: Workers
     root_secret: bytes
     sealing_secrets: tuple[bytes, ...] = ()
     pipeline: Pipeline | None = None

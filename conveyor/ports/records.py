@@ -68,7 +68,8 @@ class Appended(msgspec.Struct, frozen=True):
 class RerunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The new run `run_id` to make from the latest one of a job.
 
-    `statuses` selects the tasks to start afresh; None selects all. A partial rerun needs a source
+    `statuses` selects the tasks to start afresh; None selects all. With `groups`, ids of failure
+    groups, only the failed tasks of those start afresh. A partial rerun needs a source
     that was created at or after `window_start`. The rows of a source of `large_from` tasks or more
     are left to ingestion.
     """
@@ -80,6 +81,7 @@ class RerunRequest(msgspec.Struct, frozen=True, kw_only=True):
     window_start: int
     large_from: int
     now: int
+    groups: frozenset[str] | None = None
 
 
 class Rerun(msgspec.Struct, frozen=True):
@@ -244,6 +246,38 @@ class RunLookup(Protocol):
         ...
 
 
+class RunPosition(msgspec.Struct, frozen=True):
+    """A place in the list of runs by their last change: the instant, then the run."""
+
+    changed_at: int
+    run_id: str
+
+
+class ChangedRun(msgspec.Struct, frozen=True):
+    """A run with its job, and its place in the list."""
+
+    job: Job
+    run: Run
+    position: RunPosition
+
+
+class RunChanges(Protocol):
+    """The runs of all callers, or of one, by their last change of status or pause, for overviews
+    and streams. Deleted runs, and those of deleted jobs, are left out."""
+
+    async def changed_runs(
+        self,
+        caller: str | None,
+        *,
+        before: RunPosition | None,
+        limit: int,
+        live: bool = False,
+    ) -> list[ChangedRun]:
+        """Return at most `limit` runs, the latest change first, strictly below `before`; with
+        `live`, only live ones. `caller` of None means all callers."""
+        ...
+
+
 class RunReader(RunLookup, Protocol):
     """Reading of runs, for the API."""
 
@@ -311,7 +345,7 @@ class RunWriter(Protocol):
         ...
 
 
-class ApiRuns(RunReader, RunWriter, Protocol):
+class ApiRuns(RunReader, RunWriter, RunChanges, Protocol):
     """Reading and writing of runs, for the API."""
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from conveyor.domain.failure_groups import FailureGroups, GroupFilter
 from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
 from conveyor.domain.task_rules import Settlement
 
@@ -165,9 +166,10 @@ class TaskReader(Protocol):
         after: int | None,
         limit: int,
         most_read: int | None = None,
+        groups: GroupFilter | None = None,
     ) -> TaskPage:
-        """Return at most `limit` rows of a shard with an index above `after`, in any of `statuses`;
-        `statuses` of None means all.
+        """Return at most `limit` rows of a shard with an index above `after`, in any of `statuses`
+        (None: all), and of the failure groups that `groups` takes (None: all rows).
 
         Read at most `most_read` rows of the store, so that a rare status cannot make one page read
         a whole run; None sets no bound.
@@ -176,6 +178,11 @@ class TaskReader(Protocol):
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
         """Return one row; None if the task does not exist."""
+        ...
+
+    async def failure_groups(self, run_id: str) -> FailureGroups | None:
+        """Return the failure groups of a run, with the `failed` that they add up to, of one read;
+        None for a run that does not exist. The group of what is in no other is left out."""
         ...
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:

@@ -1,0 +1,101 @@
+"""Failure groups: the failed tasks of a run, by reason, code, status and kind of detail.
+
+A group is a function of the failure and its problem alone, so that a row, its run's counts and a
+recount agree. A run keeps at most MOST_GROUPS of them; all else that failed lies in OTHER_GROUP,
+whose count is what is left of `failed`. Once a task is in there, no group begins.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.domain.model import GroupFilter, Problem, TaskFailure
+
+MOST_GROUPS = 200
+OTHER_GROUP = "other"
+ID_LENGTH = 12
+MOST_SAMPLES = 3
+"""Task ids that a group shows."""
+LONGEST_DETAIL = 200
+"""Characters of a detail, after what varies is taken out, by which groups differ."""
+
+_GROUP_ID = re.compile(rf"[a-z2-7]{{{ID_LENGTH}}}|{OTHER_GROUP}")
+_VARYING = (
+    (re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://\S+"), "URL"),
+    (re.compile(r'"[^"]*"|\'[^\']*\'|`[^`]*`|“[^”]*”|‘[^’]*’'), "TEXT"),
+    (re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{8,}\b"), "ID"),
+    (re.compile(r"\d+(?:[.,:/-]\d+)*"), "N"),
+    (re.compile(r"\s+"), " "),
+)
+
+
+class FailureKind(msgspec.Struct, frozen=True):
+    """The common part of the failures of a group; `detail` is without what varies."""
+
+    reason: TaskFailure
+    code: str
+    status: int
+    detail: str
+
+    @property
+    def group_id(self) -> str:
+        """Compute the id of the group: ID_LENGTH letters and digits of a digest."""
+        text = "\0".join((self.reason, self.code, str(self.status), self.detail))
+        digest = hashlib.sha256(text.encode()).digest()
+        return base64.b32encode(digest)[:ID_LENGTH].decode().lower()
+
+
+class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of one run: the failure of its first task, and what it counts.
+
+    `detail` is the whole text of that one failure. Times are in milliseconds since the epoch.
+    """
+
+    group_id: str
+    reason: TaskFailure
+    code: str
+    status: int
+    count: int
+    first_at: int
+    last_at: int
+    detail: str | None = None
+    task_ids: tuple[str, ...] = ()
+
+
+class FailureGroups(msgspec.Struct, frozen=True):
+    """The groups of a run and its `failed` counter, of one read; the largest group first.
+
+    `other` is the count of failed tasks in no group, which is that of OTHER_GROUP.
+    """
+
+    failed: int
+    groups: Sequence[FailureGroup]
+
+    @property
+    def other(self) -> int:
+        """Return the number of failed tasks that lie in none of the groups."""
+        return self.failed - sum(group.count for group in self.groups)
+
+
+def group_filter(wanted: frozenset[str], kept: Sequence[str]) -> GroupFilter:
+    """Choose the tasks of the `wanted` groups, OTHER_GROUP included, of a run that keeps `kept`."""
+    outside = frozenset(kept) if OTHER_GROUP in wanted else None
+    return GroupFilter(wanted - {OTHER_GROUP}, outside)
+
+
+def failure_kind(failure: TaskFailure, problem: Problem) -> FailureKind:
+    """Take what varies from task to task out of a failure: numbers, ids, quotes and URLs."""
+    detail = problem.detail or problem.title
+    for pattern, word in _VARYING:
+        detail = pattern.sub(word, detail)
+    return FailureKind(failure, problem.code, problem.status, detail.strip()[:LONGEST_DETAIL])
+
+
+def is_group_id(text: str) -> bool:
+    """Tell whether a text can name a group."""
+    return _GROUP_ID.fullmatch(text) is not None

@@ -1,0 +1,1 @@
+"""Pages for people with a browser: made by the server, complete without script."""
