@@ -14,14 +14,18 @@ from functools import partial
 
 from bench.against import Code, Halves
 from bench.conveyor_server import ConveyorServer, add_bodies
-from bench.fake_targets import missing, small
+from bench.fake_targets import failing, missing, small
 from bench.harness import Figure, Options, Row, Scenario, judged_row, median, wait_until
 from bench.rounds import Half, take_rounds
 
 WARM_UP = 500
 _ALONE = nullcontext()
 DRAIN_SECONDS = 300.0
-KINDS: dict[str, Callable[[int], str]] = {"a body each": small, "no body (404)": missing}
+KINDS: dict[str, Callable[[int], str]] = {
+    "a body each": small,
+    "no body (404)": missing,
+    "failures of 50 kinds": failing,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def measure(name: str, options: Options) -> Row:
 
 
 def run(options: Options) -> list[Row]:
-    """Drain tasks with a body to store, and without."""
+    """Drain tasks with a body to store, without one, and such as fail in many ways."""
     return [measure(name, options) for name in KINDS if options.wants(name)]
 
 

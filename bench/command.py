@@ -62,7 +62,7 @@ SCENARIOS = {
         "What does everything but the network take?",
         repeats=5,
         tasks=20_000,
-        rows=("a body each", "no body (404)"),
+        rows=("a body each", "no body (404)", "failures of 50 kinds"),
         extra=("against",),
     ),
     "results_page": Entry(

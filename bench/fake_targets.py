@@ -15,6 +15,12 @@ def missing(number: int) -> str:
     return f"{ORIGIN}/page/{number}?status=404"
 
 
+def failing(number: int) -> str:
+    """Return a 404 with one of fifty kinds of detail, no two of which are the same text."""
+    kind = "".join(chr(ord("a") + int(digit)) for digit in str(number % 50))
+    return f"{ORIGIN}/page/{number}?status=404&detail=no+{kind}+after+{number}+ms"
+
+
 def delayed(number: int, seconds: float) -> str:
     """Return a page that takes `seconds`."""
     return f"{ORIGIN}/page/{number}?delay={seconds:.3f}"

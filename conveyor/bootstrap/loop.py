@@ -278,12 +278,17 @@ def build_worker(
         sealer=KeySealer(secrets),
         pipeline=binding.pipeline,
     )
-    notifier = _notifier(binding, settings, clock, telemetry, origin=outside.origin)
     deliverer = _deliverer(binding, outside.webhooks, settings, clock, telemetry)
+    sending = _delivery_ticker(deliverer, settings, clock)
+    notifier = _notifier(
+        binding, settings, clock, telemetry, origin=outside.origin, made=sending.wake
+    )
+    telling = _outbox_ticker(notifier, settings, clock)
+    binding.signals.on_end(telling.wake)
     reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
     tickers = [
         _sweep_ticker(binding, settings, clock),
-        _outbox_ticker(notifier, settings, clock),
+        telling,
         _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
     ]
     if options.logs_backlog:
@@ -291,7 +296,7 @@ def build_worker(
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
         tickers=tickers,
-        overlapping=[_delivery_ticker(deliverer, settings, clock)],
+        overlapping=[sending],
     )
     return assemble_worker(
         ports, settings, clock, telemetry=telemetry, chores=chores, options=options
@@ -489,7 +494,13 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
 
 
 def _notifier(
-    binding: Binding, settings: Settings, clock: Clock, telemetry: Telemetry, *, origin: str
+    binding: Binding,
+    settings: Settings,
+    clock: Clock,
+    telemetry: Telemetry,
+    *,
+    origin: str,
+    made: Callable[[], None],
 ) -> Notifier:
     machines = StateMachines(
         clock,
@@ -506,6 +517,7 @@ def _notifier(
         jobs=binding.jobs,
         interval=settings.sweep_interval,
         origin=origin,
+        made=made,
     )
     tellers = {Subscriber.CALLBACK: machines.tell, Subscriber.WEBHOOK: events.tell}
     return Notifier(clock, outbox=binding.outbox, tellers=tellers)

@@ -33,10 +33,19 @@ class LocalSignals(Signals):
         self._changed: set[str] = set()
         self._event = anyio.Event()
         self._on_halt: list[Callable[[str], None]] = []
+        self._on_end: list[Callable[[], None]] = []
 
     def run_changed(self, run_id: str) -> None:
         self._changed.add(run_id)
         self._event.set()
+
+    def run_ended(self, run_id: str) -> None:
+        self.run_changed(run_id)
+        for tell in self._on_end:
+            tell()
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        self._on_end.append(tell)
 
     def run_halted(self, run_id: str) -> None:
         for give_up in self._on_halt:

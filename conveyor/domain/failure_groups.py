@@ -2,7 +2,7 @@
 
 A group is a function of the failure and its problem alone, so that a row, its run's counts and a
 recount agree. A run keeps at most MOST_GROUPS of them; all else that failed lies in OTHER_GROUP,
-whose count is what is left of `failed`. Once a task is in there, no group begins.
+whose count is what is left of `failed`. Once a task is in there, no group begins but by a recount.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -24,14 +25,15 @@ MOST_SAMPLES = 3
 LONGEST_DETAIL = 200
 """Characters of a detail, after what varies is taken out, by which groups differ."""
 
-_GROUP_ID = re.compile(rf"[a-z2-7]{{{ID_LENGTH}}}|{OTHER_GROUP}")
+_NAME = re.compile(rf"[a-z2-7]{{{ID_LENGTH}}}|{OTHER_GROUP}")
 _VARYING = (
     (re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://\S+"), "URL"),
     (re.compile(r'"[^"]*"|\'[^\']*\'|`[^`]*`|“[^”]*”|‘[^’]*’'), "TEXT"),
     (re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{8,}\b"), "ID"),
     (re.compile(r"\d+(?:[.,:/-]\d+)*"), "N"),
-    (re.compile(r"\s+"), " "),
 )
+_REMEMBERED = 4_096
+"""Failures, and kinds of them, whose group is not computed again."""
 
 
 class FailureKind(msgspec.Struct, frozen=True):
@@ -45,9 +47,7 @@ class FailureKind(msgspec.Struct, frozen=True):
     @property
     def group_id(self) -> str:
         """Compute the id of the group: ID_LENGTH letters and digits of a digest."""
-        text = "\0".join((self.reason, self.code, str(self.status), self.detail))
-        digest = hashlib.sha256(text.encode()).digest()
-        return base64.b32encode(digest)[:ID_LENGTH].decode().lower()
+        return _group_id(self)
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,19 +83,31 @@ class FailureGroups(msgspec.Struct, frozen=True):
 
 
 def group_filter(wanted: frozenset[str], kept: Sequence[str]) -> GroupFilter:
-    """Choose the tasks of the `wanted` groups, OTHER_GROUP included, of a run that keeps `kept`."""
+    """Choose the tasks of the `wanted` groups, OTHER_GROUP included, of a run that keeps `kept`.
+    A group that the run does not keep has no tasks of its own: they lie in OTHER_GROUP."""
     outside = frozenset(kept) if OTHER_GROUP in wanted else None
-    return GroupFilter(wanted - {OTHER_GROUP}, outside)
+    return GroupFilter(wanted.intersection(kept), outside)
 
 
 def failure_kind(failure: TaskFailure, problem: Problem) -> FailureKind:
     """Take what varies from task to task out of a failure: numbers, ids, quotes and URLs."""
-    detail = problem.detail or problem.title
+    return _kind(failure, problem.code, problem.status, problem.detail or problem.title)
+
+
+@lru_cache(_REMEMBERED)
+def _kind(failure: TaskFailure, code: str, status: int, text: str) -> FailureKind:
     for pattern, word in _VARYING:
-        detail = pattern.sub(word, detail)
-    return FailureKind(failure, problem.code, problem.status, detail.strip()[:LONGEST_DETAIL])
+        text = pattern.sub(word, text)
+    return FailureKind(failure, code, status, " ".join(text.split())[:LONGEST_DETAIL])
+
+
+@lru_cache(_REMEMBERED)
+def _group_id(kind: FailureKind) -> str:
+    text = "\0".join((kind.reason, kind.code, str(kind.status), kind.detail))
+    digest = hashlib.sha256(text.encode()).digest()
+    return base64.b32encode(digest)[:ID_LENGTH].decode().lower()
 
 
 def is_group_id(text: str) -> bool:
     """Tell whether a text can name a group."""
-    return _GROUP_ID.fullmatch(text) is not None
+    return _NAME.fullmatch(text) is not None

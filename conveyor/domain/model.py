@@ -187,15 +187,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 class GroupFilter(msgspec.Struct, frozen=True):
     """A choice of failed tasks: those of the `named` groups. With `outside`, the ids of the groups
-    that their run keeps, also the tasks of none of them, which count together as `other`."""
+    that their run keeps, also the tasks of none of them, which count together as `other`; rows that
+    failed before there were groups are among these."""
 
     named: frozenset[str]
     outside: frozenset[str] | None = None
 
     def takes(self, group_id: str | None) -> bool:
-        """Tell whether a task with this group is chosen; one without a group never is."""
-        if group_id is None:
-            return False
+        """Tell whether a failed task with this group is chosen; None is the group of a row that
+        failed before there were groups."""
         return group_id in self.named or (self.outside is not None and group_id not in self.outside)
 
 

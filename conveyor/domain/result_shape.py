@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -33,6 +35,7 @@ def size_class(size: int) -> int:
     return bisect_right(SIZE_BOUNDS, size)
 
 
+@lru_cache(1_024)
 def media_type(content_type: str) -> str:
     """Reduce a Content-Type to its media type, in lower case and of bounded length."""
     return content_type.partition(";")[0].strip().lower()[:LONGEST_TYPE] or OTHER_TYPE
@@ -42,3 +45,26 @@ def counted_type(content_type: str, counted: Mapping[str, int]) -> str:
     """Return the name under which a body counts beside the types that are `counted` already."""
     name = media_type(content_type)
     return name if name in counted or len(counted) < MOST_TYPES else OTHER_TYPE
+
+
+@dataclass(slots=True)
+class ShapeCounter:
+    """A shape while a store adds to it."""
+
+    sizes: list[int]
+    types: dict[str, int]
+
+    @classmethod
+    def of(cls, shape: ResultShape) -> ShapeCounter:
+        """Begin with a shape."""
+        return cls(list(shape.sizes), dict(shape.types))
+
+    def add(self, size: int, content_type: str, count: int = 1) -> None:
+        """Account for `count` bodies."""
+        self.sizes[size_class(size)] += count
+        name = counted_type(content_type, self.types)
+        self.types[name] = self.types.get(name, 0) + count
+
+    def shape(self) -> ResultShape:
+        """Return the shape as it is now."""
+        return ResultShape(tuple(self.sizes), dict(self.types))

@@ -25,6 +25,7 @@ from conveyor.domain.model import (
     TaskStatus,
     WaitReason,
 )
+from conveyor.domain.result_shape import ResultShape, ShapeCounter
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 
 TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
@@ -314,6 +315,7 @@ class RunCounters:
     failure_reasons: dict[str, int] = field(default_factory=dict)
     credits: int = 0
     cost: float = 0.0
+    shape: ShapeCounter = field(default_factory=lambda: ShapeCounter.of(ResultShape()))
 
     def add(self, delta: RunDelta) -> None:
         """Account for one change of a task."""
@@ -326,6 +328,8 @@ class RunCounters:
         self.failed += delta.failed
         if delta.failure is not None:
             self.failure_reasons[delta.failure] = self.failure_reasons.get(delta.failure, 0) + 1
+        if delta.result is not None:
+            self.shape.add(delta.result.size, delta.result.content_type)
 
     def touch(self, now: int) -> None:
         """Account for a write at `now`, by the writer's clock."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -21,11 +20,15 @@ JITTER = 0.1
 """Share of the interval by which a tick comes earlier or later, so that the workers of a fleet do
 not tick together."""
 
+WAKING = 0.2
+"""Seconds from a wake to the tick that it asks for: what comes about meanwhile is in it, too."""
+
 _log = logging.getLogger("conveyor.engine")
 
 
 class Ticker:
-    """Call `act` about every `interval` seconds. A call that fails is logged.
+    """Call `act` about every `interval` seconds, and soon after it was woken. A call that fails is
+    logged.
 
     `what` names the work in the log. The next interval begins when a call has ended.
     """
@@ -37,15 +40,27 @@ class Ticker:
         self._clock = clock
         self._interval = interval
         self._what = what
+        self._woken = anyio.Event()
+
+    def wake(self) -> None:
+        """Tick soon, for what has just come about; once more after a tick that is under way."""
+        self._woken.set()
 
     async def run(self) -> None:
-        """Tick until cancelled, the first time after one interval."""
-        shortest = self._interval * (1.0 - JITTER)
+        """Tick until cancelled, the first time after one interval unless woken."""
         while True:
-            # Draw after the longer sleep: a ticker that never ticks must draw nothing.
-            await self._clock.sleep(shortest)
-            await self._clock.sleep(2.0 * JITTER * self._interval * self._clock.random())
+            await self._pause()
+            self._woken = anyio.Event()
             await log_and_continue(_log, f"{self._what} failed", self._act)
+
+    async def _pause(self) -> None:
+        await wait_or_timeout(self._woken, self._clock, self._interval * (1.0 - JITTER))
+        if not self._woken.is_set():
+            # Draw after the longer sleep: a ticker that never ticks must draw nothing.
+            rest = 2.0 * JITTER * self._interval * self._clock.random()
+            await wait_or_timeout(self._woken, self._clock, rest)
+        if self._woken.is_set():
+            await self._clock.sleep(min(WAKING, self._interval))
 
 
 class OverlappingTicker:
@@ -63,20 +78,21 @@ class OverlappingTicker:
     ) -> None:
         self.ended = anyio.Event()
         self._act = act
-        self._clock = clock
-        self._interval = interval
-        self._what = what
         self._stop = stop
         self._ticking = anyio.CancelScope()
+        self._ticker = Ticker(self._tick, clock, interval=interval, what=what)
+        self._group: TaskGroup | None = None
+
+    def wake(self) -> None:
+        """Tick soon, for what has just come about."""
+        self._ticker.wake()
 
     async def run(self) -> None:
         """Tick until stopped or cancelled; return once the started work has ended, too."""
         try:
-            async with anyio.create_task_group() as group:
-                act = partial(self._act, group)
-                ticker = Ticker(act, self._clock, interval=self._interval, what=self._what)
+            async with anyio.create_task_group() as self._group:
                 with self._ticking:
-                    await ticker.run()
+                    await self._ticker.run()
         finally:
             self.ended.set()
 
@@ -84,6 +100,10 @@ class OverlappingTicker:
         """Tick no more. `ended` is set once the work that was started has ended."""
         self._stop()
         self._ticking.cancel()
+
+    async def _tick(self) -> None:
+        assert self._group is not None
+        await self._act(self._group)
 
 
 class Worker:

@@ -94,7 +94,9 @@ class IngestHandler:
         await self._remove_staged(message)
         if status is not None and status not in LIVE_RUN_STATES:
             await self._queues.drop_run(message.run_id)
-        self._signals.run_changed(message.run_id)
+            self._signals.run_ended(message.run_id)
+        else:
+            self._signals.run_changed(message.run_id)
         return ACKNOWLEDGE
 
     async def renew(self) -> None:
@@ -182,7 +184,7 @@ class IngestHandler:
         await self._queues.send(DEAD_LETTER_QUEUE, dead)
         await self._remove_staged(message)
         await self._queues.drop_run(message.run_id)
-        self._signals.run_changed(message.run_id)
+        self._signals.run_ended(message.run_id)
 
     async def _remove_staged(self, message: IngestMessage | TemplateMessage) -> None:
         prefix = staged_prefix(message.job_id, message.run_id)

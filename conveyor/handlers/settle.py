@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from conveyor.domain.deliveries import EventDelivery, event_id
 from conveyor.domain.model import Job, JobStatus, Run, RunStatus
 from conveyor.domain.run_events import build_webhook_event, event_type
@@ -19,7 +21,8 @@ class EventSettler:
     not noted; `origin` is the public origin of the API, empty where it is not known.
 
     The delivery is written before the entry is dropped, under an id that follows from the run and
-    its end: a crash in between loses no event, and makes no second one.
+    its end: a crash in between loses no event, and makes no second one. `made` is called after one
+    was written.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class EventSettler:
         jobs: JobLookup,
         interval: float,
         origin: str,
+        made: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._outbox = outbox
@@ -38,6 +42,7 @@ class EventSettler:
         self._jobs = jobs
         self._interval = interval
         self._origin = origin
+        self._made = made
 
     async def tell(self, entry: OutboxEntry) -> None:
         """Put the entry of a live run off; else make the delivery, if it is owed, and drop the
@@ -82,6 +87,7 @@ class EventSettler:
                 updated_at=now,
             )
         )
+        self._made()
 
 
 def _wants(job: Job, kind: str, entry: OutboxEntry) -> bool:

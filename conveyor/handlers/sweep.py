@@ -139,7 +139,7 @@ class QuietRuns:
             return
         if status not in LIVE_RUN_STATES:
             await self._queues.drop_run(run.run_id)
-            self._signals.run_changed(run.run_id)
+            self._signals.run_ended(run.run_id)
             return
         due = await self._due(run.run_id, after=_BEFORE_ALL)
         if await self._queues.count(run_queue(run.run_id)) < len(due):

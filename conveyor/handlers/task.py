@@ -685,7 +685,7 @@ class TaskHandler(StagedHandler):
         try:
             await self._queues.drop_run(run_id)
         finally:
-            self._signals.run_changed(run_id)
+            self._signals.run_ended(run_id)
 
 
 def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:

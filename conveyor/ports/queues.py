@@ -31,6 +31,14 @@ class Signals(Protocol):
         of it. This holds when it returns, and until `run_changed`, which is to follow."""
         ...
 
+    def run_ended(self, run_id: str) -> None:
+        """Hint that a run has ended, so that it may no longer be worked and may be told of."""
+        ...
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call a function at each hint that a run has ended."""
+        ...
+
     def on_halt(self, give_up: Callable[[str], None]) -> None:
         """Call a function with each run that is halted."""
         ...

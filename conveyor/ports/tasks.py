@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.failure_groups import FailureGroups, GroupFilter
-from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.domain.failure_groups import FailureGroups
+from conveyor.domain.model import Event, GroupFilter, RunStatus, Task, TaskStatus
 from conveyor.domain.task_rules import Settlement
 
 

@@ -34,12 +34,24 @@ from conveyor.prod.startup_checks import BEAT, check_redis, production_resources
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
 
 
-class NoSignals:
-    """The signals port without signals, as API and workers are separate processes: discovery over
-    the records finds every run."""
+class EndSignals:
+    """The signals port where API and workers are separate processes: discovery over the records
+    finds every run, and only the ends that a worker itself brings about are hinted at."""
+
+    def __init__(self) -> None:
+        self._on_end: list[Callable[[], None]] = []
 
     def run_changed(self, run_id: str) -> None:
         """Ignore the hint."""
+
+    def run_ended(self, run_id: str) -> None:
+        """Call the functions of `on_end`."""
+        for tell in self._on_end:
+            tell()
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call a function at each hint that a run has ended."""
+        self._on_end.append(tell)
 
     def run_halted(self, run_id: str) -> None:
         """Do nothing: each task is called for as soon as it is claimed."""
@@ -111,7 +123,7 @@ async def open_binding(
             queues=_queues(aws, table, store, options, clock),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
-            signals=NoSignals(),
+            signals=EndSignals(),
             root_secret=options.root_secret,
             sealing_secrets=await _sealing_secrets(aws, table, options),
             aclose=stack.pop_all().aclose,

@@ -16,7 +16,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.domain.run_events import TEST
 from conveyor.domain.text_rules import parse_rfc3339
-from conveyor.ports.deliveries import DeliveryFilter
+from conveyor.ports.deliveries import DeliveryFilter, DeliveryLog
 from conveyor.ports.records import StoredResponse
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import Context
@@ -34,7 +34,9 @@ from conveyor.service.schemas import (
 MOST_REPLAYED = 1_000
 """Deliveries that one call replays."""
 MOST_DROPPED = 1_000
-"""Deliveries dropped at once with a webhook or job. The others are dropped when due."""
+"""Deliveries looked at to be dropped with a webhook or job. The others are dropped when due."""
+MOST_READ = 1_000
+"""Deliveries read for a page of those in one status."""
 SIDE_BY_SIDE = 10
 """Jobs read, and deliveries dropped, at a time."""
 _PAGE = 100
@@ -70,15 +72,33 @@ class DeliveryQueries:
         wanted = DeliveryFilter(
             caller=caller,
             job_id=job_id,
-            status=status,
             since=since,
             before=self._cursors.decode(cursor, scope=scope) if cursor is not None else None,
         )
-        found = await self._context.deliveries.list_deliveries(wanted, limit=limit + 1)
-        following = None
-        if len(found) > limit:
-            following = self._cursors.encode(found[limit - 1].delivery_id, scope=scope)
+        if status is None:
+            found = await self._context.deliveries.list_deliveries(wanted, limit=limit + 1)
+            after = found[limit - 1].delivery_id if len(found) > limit else None
+        else:
+            found, after = await self._in_status(wanted, status, limit)
+        following = None if after is None else self._cursors.encode(after, scope=scope)
         return DeliveriesPage([delivery_body(one) for one in found[:limit]], present(following))
+
+    async def _in_status(
+        self, wanted: DeliveryFilter, status: DeliveryStatus, limit: int
+    ) -> tuple[list[EventDelivery], str | None]:
+        """Return the deliveries in a status among the next MOST_READ, at most `limit`, and the id
+        after which the list goes on. They may be too many to go through for one that is rare."""
+        found: list[EventDelivery] = []
+        after, read = wanted.before, 0
+        async for page in _pages(self._context.deliveries, wanted, most=MOST_READ):
+            read += len(page)
+            for delivery in page:
+                if len(found) == limit:
+                    return found, after
+                after = delivery.delivery_id
+                if delivery.status is status:
+                    found.append(delivery)
+        return found, after if read == MOST_READ else None
 
     async def get_delivery(self, caller: str, delivery_id: str) -> LoggedDeliveryBody:
         """Return a delivery with its bytes and attempts. Raises ConveyorError(not_found)."""
@@ -130,22 +150,35 @@ async def find_delivery(
 
 
 async def drop_owed(context: Context, caller: str, job_id: str) -> None:
-    """Drop the newest MOST_DROPPED deliveries that a job owes, once its webhook or itself is gone.
+    """Drop those of the newest MOST_DROPPED deliveries of a job that are owed, once its webhook or
+    itself is gone.
 
-    One that has just changed is left to its worker, which finds that at the next attempt.
+    An older one, or one that has just changed, is left to its worker, which finds that at the next
+    attempt.
     """
     log = context.deliveries
 
     async def drop(delivery: EventDelivery) -> None:
         await log.change_delivery(delivery, dropped(delivery, now=context.clock.now()))
 
-    owed = DeliveryFilter(caller=caller, job_id=job_id, status=DeliveryStatus.PENDING)
-    for _ in range(0, MOST_DROPPED, _PAGE):
-        page = await log.list_deliveries(owed, limit=_PAGE)
-        await for_each(drop, page, limit=SIDE_BY_SIDE)
-        if len(page) < _PAGE:
+    async for page in _pages(log, DeliveryFilter(caller=caller, job_id=job_id), most=MOST_DROPPED):
+        owed = [one for one in page if one.status is DeliveryStatus.PENDING]
+        await for_each(drop, owed, limit=SIDE_BY_SIDE)
+
+
+async def _pages(
+    log: DeliveryLog, wanted: DeliveryFilter, *, most: int | None = None
+) -> AsyncIterator[list[EventDelivery]]:
+    """Yield the deliveries that a filter names, newest first: all of them, or `most`."""
+    left = most
+    while left is None or left > 0:
+        size = _PAGE if left is None else min(_PAGE, left)
+        page = await log.list_deliveries(wanted, limit=size)
+        yield page
+        if len(page) < size:
             return
-        owed = msgspec.structs.replace(owed, before=page[-1].delivery_id)
+        wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)
+        left = None if left is None else left - len(page)
 
 
 class _Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,7 +261,14 @@ class DeliveryReplays:
         """
         mark = ULID.from_str(claim.created_id).milliseconds
         count = 0
-        async for page in self._pages(caller, window, every=claim.taken_over):
+        # Those that the call before has queued are in another status by now.
+        among = DeliveryFilter(
+            caller=caller,
+            status=None if claim.taken_over else window.status,
+            since=window.since,
+            until=window.until,
+        )
+        async for page in _pages(self._log, among):
             wanted = [one for one in page if one.status is window.status and one.job_id != TEST]
             numbers = await self._replayable(wanted)
             for delivery in page:
@@ -267,23 +307,6 @@ class DeliveryReplays:
     async def _has_run(self, delivery: EventDelivery) -> bool:
         run = await self._context.runs.get_run(delivery.caller, delivery.job_id, delivery.run_id)
         return run is not None and run.status is not RunStatus.DELETED
-
-    async def _pages(
-        self, caller: str, window: _Window, *, every: bool
-    ) -> AsyncIterator[list[EventDelivery]]:
-        """Yield the deliveries of a window, newest first; with `every`, in any status."""
-        wanted = DeliveryFilter(
-            caller=caller,
-            status=None if every else window.status,
-            since=window.since,
-            until=window.until,
-        )
-        while True:
-            page = await self._log.list_deliveries(wanted, limit=_PAGE)
-            yield page
-            if len(page) < _PAGE:
-                return
-            wanted = msgspec.structs.replace(wanted, before=page[-1].delivery_id)
 
     async def _queue(
         self,

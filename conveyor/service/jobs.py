@@ -8,6 +8,7 @@ from __future__ import annotations
 from conveyor.domain.deliveries import MOST_JUDGED, EventDelivery
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import JobStatus, Run
+from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.deliveries import DeliveryFilter
 from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.deliveries import drop_owed
@@ -111,8 +112,11 @@ class JobCommands:
         if found is not None and found.job.scheduling is not None:
             raise not_found("job") if found.job.status is JobStatus.DELETED else template_is_fixed()
         view = await self._jobs.close_job(caller_id, job_id, now=self._context.clock.now())
-        if view.latest_run is not None:
-            self._notifier.run_changed(view.latest_run.run_id)
+        run = view.latest_run
+        if run is not None and run.status in LIVE_RUN_STATES:
+            self._notifier.run_changed(run.run_id)
+        elif run is not None:
+            self._notifier.run_completed(run.run_id)
         return job_body(view)
 
     async def stop(self, caller_id: str, job_id: str) -> RunBody:

@@ -61,7 +61,7 @@ class WorkNotifier:
         """Drop the queue of a run that may no longer be worked."""
         self._signals.run_halted(run_id)
         await self._guard(self._queues.drop_run(run_id), run_id)
-        self._signals.run_changed(run_id)
+        self._signals.run_ended(run_id)
 
     async def run_deleted(self, job_id: str, run_id: str) -> None:
         """Request the scrubbing of a run that became a tombstone: its rows and bodies."""
@@ -69,7 +69,7 @@ class WorkNotifier:
         message = DeleteMessage(job_id, run_id)
         await self._guard(self._queues.drop_run(run_id), run_id)
         await self._guard(self._queues.send(CONTROL_QUEUE, message), run_id)
-        self._signals.run_changed(run_id)
+        self._signals.run_ended(run_id)
 
     async def job_deleted(self, job_id: str) -> None:
         """Request the removal of what is left of a deleted job without a run."""
@@ -83,6 +83,10 @@ class WorkNotifier:
     def run_changed(self, run_id: str) -> None:
         """Signal that a run was resumed or closed."""
         self._signals.run_changed(run_id)
+
+    def run_completed(self, run_id: str) -> None:
+        """Signal that a run was closed when its tasks had ended."""
+        self._signals.run_ended(run_id)
 
     async def _send(self, job_id: str, run_id: str, references: Sequence[tuple[int, str]]) -> None:
         if references:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from conveyor.domain.failure_groups import failure_kind
 from conveyor.domain.model import (
     DispatchableRun,
     Event,
@@ -105,7 +106,15 @@ class Row:
             result=self.result,
             error=self.error,
             failure=self.failure,
+            failure_group=self.failure_group,
         )
+
+    @property
+    def failure_group(self) -> str | None:
+        """The group of the failure; None where there is none."""
+        if self.failure is None or self.error is None:
+            return None
+        return failure_kind(self.failure, self.error).group_id
 
     def apply(self, change: TaskChange, now: int) -> None:
         """Write down what a rule decided."""
@@ -186,6 +195,7 @@ class RunRows:
                 failed=counters.failed,
                 failure_reasons=dict(counters.failure_reasons),
                 spend=Spend(counters.credits, counters.cost),
+                shape=counters.shape.shape(),
             ),
             failure_reason=self.failure_reason,
             failure_detail=self.failure_detail,

@@ -18,8 +18,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from msgspec import structs
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.failure_groups import FailureGroups, failure_kind
 from conveyor.domain.model import (
     Event,
     EventKind,
@@ -33,6 +35,7 @@ from conveyor.domain.model import (
     TaskFailure,
     TaskStatus,
 )
+from conveyor.domain.result_shape import ResultShape, ShapeCounter
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Failed, Released
 from conveyor.ports.tasks import Claim, Claimed
@@ -142,7 +145,9 @@ class Machine(RuleBasedStateMachine):
             settled = await world.settle(task, world.success(task))
         elif choice == "failure":
             failure = list(TaskFailure)[task.index % len(TaskFailure)]
-            failed = Failed(world.attempt(task, PROBLEM), PROBLEM, failure)
+            words = "".join(chr(ord("a") + int(digit)) for digit in str(len(self.held) % 10))
+            problem = structs.replace(PROBLEM, detail=f"{words} after {len(self.held)} ms")
+            failed = Failed(world.attempt(task, problem), problem, failure)
             settled = await world.settle(task, failed)
         elif choice == "retry":
             retry = world.retry(task, burns_attempt=task.index % 2 == 0)
@@ -220,6 +225,19 @@ class Machine(RuleBasedStateMachine):
             self.wait(CLAIM_LENGTH / 1_000)
         self.attempt(self.world.rerun(self.job_id, *statuses))
 
+    @rule(indexes=INDEXES, failed=INDEXES, choice=st.sets(st.integers(0, 9), min_size=1))
+    def rerun_groups(self, indexes: list[int], failed: list[int], choice: set[int]) -> None:
+        """Rerun some of the groups of a stopped run."""
+        self.work(indexes, "success")
+        self.work(failed, "failure")
+        self.stop()
+        self.wait(CLAIM_LENGTH / 1_000)
+        run = self.latest()
+        kept = () if run is None else self.do(self.world.groups(run.run_id)).groups
+        if kept:
+            chosen = {kept[number % len(kept)].group_id for number in choice}
+            self.attempt(self.world.rerun(self.job_id, groups=chosen))
+
     @rule(back=st.integers(0, 5))
     def delete_run(self, back: int) -> None:
         runs = self.do(self.world.store.runs.list_runs(CALLER, self.job_id, before=None, limit=10))
@@ -253,6 +271,8 @@ class Machine(RuleBasedStateMachine):
         for run in runs:
             rows = self.do(self.world.rows(run.run_id))
             check_counters(run, rows)
+            check_groups(run, rows, self.do(self.world.groups(run.run_id)))
+            check_shape(run, rows)
             check_status(view.job, run)
             self.check_histories(run, rows)
             self.check_ends(run, rows)
@@ -302,6 +322,33 @@ def check_counters(run: Run, rows: list[Task]) -> None:
     )
     assert [row.index for row in rows] == sorted({row.index for row in rows})
     assert run.next_index == (rows[-1].index + 1 if rows else 0)
+
+
+def check_groups(run: Run, rows: list[Task], groups: FailureGroups) -> None:
+    """Each failed row is in the group of its problem, and the groups count them all."""
+    failed = [row for row in rows if row.failure is not None and row.error is not None]
+    for row in failed:
+        assert row.failure is not None
+        assert row.error is not None
+        assert row.failure_group == failure_kind(row.failure, row.error).group_id
+    assert groups.failed == run.stats.failed == len(failed)
+    assert {group.group_id: group.count for group in groups.groups} == Counter(
+        row.failure_group for row in failed
+    )
+    task_ids = {row.task_id for row in rows}
+    for group in groups.groups:
+        assert group.first_at <= group.last_at
+        assert task_ids.issuperset(group.task_ids)
+
+
+def check_shape(run: Run, rows: list[Task]) -> None:
+    """The shape of the results counts every body, and the inherited rows are counted."""
+    shape = ShapeCounter.of(ResultShape())
+    for row in rows:
+        if row.result is not None:
+            shape.add(row.result.size, row.result.content_type)
+    assert run.stats.shape == shape.shape()
+    assert run.stats.inherited == sum(row.source_run_id is not None for row in rows)
 
 
 def check_status(job: Job, run: Run) -> None:

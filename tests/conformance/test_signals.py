@@ -10,6 +10,7 @@ import pytest
 
 from conveyor.dev.queues import LocalSignals
 from conveyor.ports.queues import Signals
+from conveyor.prod.binding import EndSignals
 
 BINDINGS: dict[str, Callable[[], Signals]] = {"local": LocalSignals}
 
@@ -67,3 +68,20 @@ async def test_a_halt_is_no_hint_of_its_own(signals: Signals) -> None:
     signals.run_halted("a")
     signals.run_changed("b")
     assert await signals.wait() == {"b"}
+
+
+async def test_an_end_is_a_hint_as_well(signals: Signals) -> None:
+    signals.run_changed("a")
+    signals.run_ended("b")
+    assert await signals.wait() == {"a", "b"}
+
+
+@pytest.mark.parametrize("kind", [LocalSignals, EndSignals])
+def test_whoever_asked_is_told_of_each_end_and_of_nothing_else(kind: type[Signals]) -> None:
+    signals, told = kind(), list[str]()
+    signals.on_end(lambda: told.append("first"))
+    signals.on_end(lambda: told.append("second"))
+    signals.run_changed("a")
+    assert told == []
+    signals.run_ended("b")
+    assert told == ["first", "second"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any
 
 import pytest
 
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.failure_groups import FailureGroups
 from conveyor.domain.model import (
     Event,
     EventKind,
@@ -170,15 +171,18 @@ class World:
         window_start: int = 0,
         large_from: int = 10_000,
         once: IdempotencyScope | None = None,
+        groups: Collection[str] | None = None,
     ) -> tuple[str, str]:
-        """Rerun in full, or those in the statuses; the new run and "retried inherited source"."""
+        """Rerun in full, or those in the statuses, or in the failure groups; the new run and
+        "retried inherited source"."""
         new_id = run_id or self.clock.new_id()
         answer = await self.store.runs.rerun(
             RerunRequest(
                 caller=CALLER,
                 job_id=job_id,
                 run_id=new_id,
-                statuses=frozenset(statuses) or None,
+                statuses=frozenset(statuses) or None if groups is None else frozenset({F}),
+                groups=None if groups is None else frozenset(groups),
                 window_start=window_start,
                 large_from=large_from,
                 now=self.now,
@@ -217,11 +221,22 @@ class World:
         return await self.settle(task, self.success(task))
 
     async def fail(
-        self, run_id: str, index: int, failure: TaskFailure = TaskFailure.TIMEOUT
+        self,
+        run_id: str,
+        index: int,
+        failure: TaskFailure = TaskFailure.TIMEOUT,
+        problem: Problem = PROBLEM,
     ) -> Settled:
         """Take a task from pending to failed."""
         task = await self.claimed(run_id, index)
-        return await self.settle(task, Failed(self.attempt(task, PROBLEM), PROBLEM, failure))
+        return await self.settle(task, Failed(self.attempt(task, problem), problem, failure))
+
+    async def groups(self, run_id: str) -> FailureGroups:
+        """The failure groups of a run, which add up to its failed tasks."""
+        groups = await self.store.tasks.failure_groups(run_id)
+        assert groups is not None
+        assert groups.other >= 0
+        return groups
 
     def attempt(self, task: Task, error: Problem | None = None) -> Event:
         """An attempt at a claimed task, ended now, that cost a credit and a quarter."""

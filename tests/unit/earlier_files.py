@@ -10,12 +10,14 @@ from pathlib import Path
 from conveyor.dev.sqlite.rows import INDEX_BITS, to_json
 from conveyor.dev.sqlite.schema import APPLICATION_ID, STEPS
 from conveyor.domain import ids
-from conveyor.domain.model import Callback
+from conveyor.domain.model import Callback, Problem, StoredBody, TaskFailure
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import CALLER, spec
 
 BEFORE_WEBHOOKS = 5
 """The version of the schema whose notices are for callbacks alone."""
+BEFORE_GROUPS = 7
+"""The version of the schema whose failed rows are in no group."""
 _JOB = """
     INSERT INTO jobs (job_id, caller, status, created_at, updated_at, params, format, max_inflight,
         priority, max_attempts, result_ttl_days, task_shard_count, shard_scheme, sealed_key,
@@ -58,6 +60,40 @@ class EarlierFile:
         if callback is not None:
             execute(_NOTICE, (run_id, job_id, callback, now))
         return run_id
+
+    def fail(self, run_id: str, index: int, problem: Problem, failure: TaskFailure) -> None:
+        """End a task as failed, as a version without groups did."""
+        (run_no,) = self.connection.execute(
+            "SELECT run_no FROM runs WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        key = run_no << INDEX_BITS | index
+        self.change("UPDATE tasks SET state = 2, attempts = 1 WHERE task_key = ?", key)
+        self.change(
+            "INSERT INTO histories (task_key, events, error, failure) VALUES (?, '', ?, ?)",
+            key,
+            to_json(problem),
+            failure,
+        )
+        self.change(
+            "UPDATE runs SET failed = failed + 1, failure_reasons = json_set(failure_reasons, "
+            "'$.' || ?2, ifnull(failure_reasons ->> ?2, 0) + 1) WHERE run_id = ?1",
+            run_id,
+            failure,
+        )
+
+    def succeed(self, run_id: str, index: int, body: StoredBody) -> None:
+        """End a task as successful, as a version without shapes did."""
+        (run_no,) = self.connection.execute(
+            "SELECT run_no FROM runs WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        key = run_no << INDEX_BITS | index
+        self.change("UPDATE tasks SET state = 1, attempts = 1 WHERE task_key = ?", key)
+        self.change(
+            "INSERT INTO histories (task_key, events, result) VALUES (?, '', ?)",
+            key,
+            to_json(body),
+        )
+        self.change("UPDATE runs SET successful = successful + 1 WHERE run_id = ?", run_id)
 
     def change(self, statement: str, *values: object) -> None:
         """Change a row, as the earlier version would have."""

@@ -14,6 +14,7 @@ import pytest
 
 from conveyor.bootstrap import LoopOptions, Outside, build_worker
 from conveyor.domain.deliveries import DeliveryStatus
+from conveyor.domain.webhooks import EventType
 from conveyor.engine.worker import Worker
 from conveyor.gateway.fake import FakeGateway
 from conveyor.settings import Settings
@@ -22,6 +23,7 @@ from tests.unit.delivery_world import ORIGIN, PATIENCE, DeliveryWorld, Held, del
 URL = "https://hooks.test/"
 GRACE = 2.0
 INTERVAL = 5.0
+LONG_INTERVAL = 600.0
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[DeliveryWor
 class Working:
     """A worker over the store of a world, with receivers that hold back their answers."""
 
-    def __init__(self, world: DeliveryWorld, held: Held) -> None:
+    def __init__(self, world: DeliveryWorld, held: Held, interval: float) -> None:
         clock = world.api.clock
         self.held = held
         self.has_ended = False
@@ -46,7 +48,7 @@ class Working:
         self.worker: Worker = build_worker(
             world.api.binding,
             Outside(FakeGateway(clock), held, ORIGIN),
-            Settings(outbox_interval=INTERVAL),
+            Settings(outbox_interval=interval),
             clock,
             telemetry=world.telemetry,
             options=LoopOptions(logs_backlog=True),
@@ -69,9 +71,9 @@ class Working:
 
 
 @asynccontextmanager
-async def working(world: DeliveryWorld) -> AsyncIterator[Working]:
+async def working(world: DeliveryWorld, *, interval: float = INTERVAL) -> AsyncIterator[Working]:
     """Run a worker; it has ended at the end."""
-    crew = Working(world, Held())
+    crew = Working(world, Held(), interval)
     async with anyio.create_task_group() as group:
         group.start_soon(crew.run)
         yield crew
@@ -90,6 +92,30 @@ async def test_an_end_is_told_within_some_looks(world: DeliveryWorld) -> None:
     delivery = await world.delivery()
     assert delivery.status is DeliveryStatus.DELIVERED
     assert json.loads(delivery.body)["links"]["run"].startswith(f"{ORIGIN}/v1/jobs/")
+
+
+async def test_an_end_in_the_same_process_is_told_before_the_next_look(
+    world: DeliveryWorld,
+) -> None:
+    async with working(world, interval=LONG_INTERVAL) as crew:
+        crew.held.free()
+        await world.submit(URL)
+        seconds = await crew.until(lambda: world.telemetry.webhook_attempts == {"delivered": 1})
+    assert seconds < LONG_INTERVAL / 2
+
+
+@pytest.mark.parametrize("command", ["stop", "close"])
+async def test_an_end_by_the_api_of_the_same_process_is_told_before_the_next_look(
+    world: DeliveryWorld, command: str
+) -> None:
+    async with working(world, interval=LONG_INTERVAL) as crew:
+        crew.held.free()
+        job = await world.submit(URL, events=tuple(EventType), status="open")
+        await crew.until(lambda: world.telemetry.tasks == {"successful": 1})
+        answer = await world.api.client.post(f"/v1/jobs/{job['job_id']}/{command}")
+        assert answer.status_code == 200
+        seconds = await crew.until(lambda: world.telemetry.webhook_attempts == {"delivered": 1})
+    assert seconds < LONG_INTERVAL / 2
 
 
 @pytest.mark.slow

@@ -7,9 +7,11 @@ import re
 from conveyor.aio.outages import TRIAL_EVERY
 from conveyor.domain import (
     delivery_places,
+    failure_groups,
     fires,
     input_spec,
     params,
+    result_shape,
     schedule,
     shards,
     strict_json,
@@ -47,7 +49,7 @@ from conveyor.records import expiry
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
 from conveyor.service import reruns, results, submit, task_lists
-from conveyor.service.deliveries import MOST_DROPPED, MOST_REPLAYED
+from conveyor.service.deliveries import MOST_DROPPED, MOST_READ, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
 from conveyor.service.webhooks import MOST_TESTS
@@ -107,9 +109,9 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "attempts of a delivery that are kept": (MOST_ATTEMPTS_KEPT,),
     "tests of receivers at a time in a process, one a caller": (MOST_TESTS,),
     "deliveries that one call replays": (MOST_REPLAYED,),
-    "deliveries dropped at once with their webhook or job": (MOST_DROPPED,),
+    "newest deliveries looked at to be dropped with their webhook or job": (MOST_DROPPED,),
+    "deliveries read for a page of those in one status": (MOST_READ,),
     "newest deliveries that tell how a receiver does": (MOST_JUDGED,),
-    "attempts kept of a delivery": (MOST_ATTEMPTS_KEPT,),
     "requests that the inbox of `conveyor-dev` keeps; their bodies, each and together": (
         inbox.MOST_REQUESTS,
         inbox.MOST_BODY,
@@ -170,6 +172,15 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "cursor": (results.MAX_LENGTH,),
     "page of jobs or runs": (1, MAX_PAGE, DEFAULT_PAGE),
     "page of results": (1, results.MAX_PAGE, results.DEFAULT_PAGE),
+    "failure groups of a run, and task ids that each shows": (
+        failure_groups.MOST_GROUPS,
+        failure_groups.MOST_SAMPLES,
+    ),
+    "characters of a detail by which failures differ": (failure_groups.LONGEST_DETAIL,),
+    "types of bodies counted by name in a run, and characters of a name": (
+        result_shape.MOST_TYPES,
+        result_shape.LONGEST_TYPE,
+    ),
     "rows of earlier runs read at a time, for the end of inherited results": (
         expiry.READS_AT_A_TIME,
     ),

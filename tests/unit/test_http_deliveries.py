@@ -16,6 +16,7 @@ from zenrows.batch import verify_webhook_signature
 from conveyor.domain.deliveries import DeliveryStatus, begin_attempt
 from conveyor.domain.signatures import verify
 from conveyor.domain.text_rules import rfc3339
+from conveyor.service import deliveries as service_deliveries
 from conveyor.service.deliveries import MOST_REPLAYED
 from tests.unit.http_api import Api, open_api, problem_of
 from tests.unit.test_http_webhook_test import TEST, Receiver, outcome_of
@@ -101,6 +102,42 @@ async def test_the_log_is_listed_by_state_and_time(api: Api) -> None:
     assert await logged(api, since=rfc3339(noon)) == [waits.delivery_id, good.delivery_id]
     assert await logged(api, since=rfc3339(noon), status="failed") == []
     assert await logged(api, since="2199-01-01T02:00:00+02:00") == []
+
+
+async def test_a_page_of_one_state_reads_a_bounded_number_of_deliveries(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_deliveries, "MOST_READ", 4)
+    job = await api.submit(1, webhook=HOOK)
+    [older] = await failed(api, job, 1)
+    for _ in range(5):
+        api.clock.shift(1)
+        await api.attempt(await api.deliver(job))
+    api.clock.shift(1)
+    [newer] = await failed(api, job, 1)
+
+    first = (await api.client.get(LOG, params={"status": "failed"})).json()
+    assert [one["delivery_id"] for one in first["deliveries"]] == [newer]
+    assert first["next_cursor"]
+    for limit in (1, 2, 100):
+        assert await logged(api, status="failed", limit=limit) == [newer, older]
+    assert await logged(api, status="dropped") == []
+
+
+async def test_a_removal_drops_what_the_newest_deliveries_owe(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_deliveries, "MOST_DROPPED", 4)
+    job = await api.submit(1, webhook=HOOK)
+    owed = await api.deliver(job)
+    for _ in range(4):
+        api.clock.shift(1)
+        await api.attempt(await api.deliver(job))
+
+    hook = f"/v1/jobs/{job['job_id']}/webhook"
+    assert (await api.client.delete(hook)).status_code == 204
+    # It is older than those that are looked at: a worker drops it when it is due.
+    assert await logged(api, status="pending") == [owed.delivery_id]
 
 
 @pytest.mark.parametrize(

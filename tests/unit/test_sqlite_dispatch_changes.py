@@ -11,7 +11,8 @@ import pytest
 
 from conveyor.dev.sqlite import SqliteStore, open_store
 from conveyor.dev.sqlite.claims import COUNT
-from conveyor.dev.sqlite.runs import CHANGES
+from conveyor.dev.sqlite.runs import CHANGES, changed_sql
+from conveyor.ports.records import RunPosition
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import CALLER, World
 
@@ -20,6 +21,8 @@ MARGIN = 60_000
 FINISHED, LIVE = 100_000, 50
 STEPS_A_RUN = 60
 """A bound on what SQLite does for one run that is found, in steps of its machine."""
+STEPS_A_LISTED_RUN = 150
+"""The same for one that is read whole, with its job."""
 
 
 @pytest.fixture
@@ -102,6 +105,49 @@ async def test_a_look_costs_what_has_changed(store: SqliteStore, world: World) -
     assert nothing < STEPS_A_RUN
     assert changed < STEPS_A_RUN * 4
     assert everything < STEPS_A_RUN * (LIVE + 1)
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("of_caller", [False, True])
+async def test_changed_runs_are_found_by_their_index(
+    store: SqliteStore, of_caller: bool, live: bool
+) -> None:
+    sql = changed_sql(of_caller=of_caller, live=live, below=True)
+    values = {"caller": CALLER, "changed_at": 0, "run_id": "", "limit": 1}
+
+    def explain(reader: sqlite3.Connection) -> list[str]:
+        return [row[3] for row in reader.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+
+    runs, jobs = await store.database.read(explain)
+    assert f"USING INDEX {'live_' if live else ''}runs{'_of_caller' if of_caller else ''}" in runs
+    assert "(dispatch_changed_at,run_id)<(?,?)" in runs
+    assert jobs == "SEARCH jobs USING PRIMARY KEY (job_id=?)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("caller", [CALLER, None])
+async def test_a_page_of_changed_runs_costs_what_it_holds(
+    store: SqliteStore, world: World, caller: str | None, live: bool
+) -> None:
+    for _ in range(LIVE):
+        await world.submit(1)
+    await store.database.write(insert_finished)
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    await store.database.read(lambda reader: reader.set_progress_handler(count, 1))
+    before: RunPosition | None = None
+    for _ in range(4):
+        steps = 0
+        page = await store.runs.changed_runs(caller, before=before, limit=10, live=live)
+        assert len(page) == 10
+        assert steps < STEPS_A_LISTED_RUN * 11
+        before = page[-1].position
 
 
 async def test_a_clock_set_back_hides_no_run_that_was_at_work(

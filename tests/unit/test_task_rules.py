@@ -20,6 +20,7 @@ from conveyor.domain.model import (
     TaskStatus,
     WaitReason,
 )
+from conveyor.domain.result_shape import SIZE_CLASSES, ShapeCounter
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import (
     INTERRUPTED,
@@ -162,7 +163,8 @@ def test_one_interruption_too_many_fails_the_task(most: int) -> None:
     assert isinstance(above, TaskChange)
     assert (above.status, above.attempts, above.interruptions) == (TaskStatus.FAILED, 0, 1)
     assert (above.error, above.failure, above.not_before) == (INTERRUPTED, TaskFailure.OTHER, 0)
-    assert above.delta == interrupted_delta(NOW) == RunDelta(NOW, 0, 1, TaskFailure.OTHER)
+    failed = RunDelta(NOW, 0, 1, TaskFailure.OTHER, problem=INTERRUPTED)
+    assert above.delta == interrupted_delta(NOW) == failed
 
 
 # -- settlements --
@@ -185,7 +187,7 @@ def test_what_each_settlement_does() -> None:
             attempts=1,
             event=EVENT,
             result=BODY,
-            delta=RunDelta(NOW, successful=1, spend=EVENT.spend),
+            delta=RunDelta(NOW, successful=1, spend=EVENT.spend, result=BODY),
         ),
         TaskChange(
             TaskStatus.FAILED,
@@ -193,7 +195,13 @@ def test_what_each_settlement_does() -> None:
             event=EVENT,
             error=PROBLEM,
             failure=TaskFailure.BLOCKED,
-            delta=RunDelta(NOW, failed=1, failure=TaskFailure.BLOCKED, spend=EVENT.spend),
+            delta=RunDelta(
+                NOW,
+                failed=1,
+                failure=TaskFailure.BLOCKED,
+                spend=EVENT.spend,
+                problem=PROBLEM,
+            ),
         ),
         TaskChange(pending, 1, 0, NOW + 50, WaitReason.BACKOFF, 0, EVENT, delta=spent),
         TaskChange(pending, 0, 0, NOW + 50, WaitReason.BACKOFF, 0, EVENT, delta=spent),
@@ -210,7 +218,7 @@ def test_counters_take_a_change_and_never_go_back_in_time() -> None:
     counters = RunCounters(total=3, updated_at=NOW)
     counters.add(RunDelta(NOW - 5, failed=1, failure=TaskFailure.BLOCKED, spend=Spend(2, 0.5)))
     counters.add(RunDelta(NOW + 5, failed=1, failure=TaskFailure.BLOCKED))
-    counters.add(RunDelta(NOW + 1, successful=1, spend=Spend(1, 0.25)))
+    counters.add(RunDelta(NOW + 1, successful=1, spend=Spend(1, 0.25), result=BODY))
 
     assert counters == RunCounters(
         total=3,
@@ -220,6 +228,7 @@ def test_counters_take_a_change_and_never_go_back_in_time() -> None:
         failure_reasons={TaskFailure.BLOCKED: 2},
         credits=3,
         cost=0.75,
+        shape=ShapeCounter([0, 1, *[0] * (SIZE_CLASSES - 2)], {"text/html": 1}),
     )
 
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.engine.worker import JITTER, Ticker
+from conveyor.engine.worker import JITTER, WAKING, Ticker
 from conveyor.testing.clock import FakeClock
 
 INTERVAL = 60.0
@@ -94,3 +94,46 @@ async def test_a_ticker_that_never_comes_to_tick_draws_nothing() -> None:
 
     await _tick_for(clock, 0.8 * INTERVAL, act)
     assert clock.random() == untouched.random()
+
+
+async def test_a_woken_ticker_ticks_at_once_and_then_after_an_interval() -> None:
+    clock = FakeClock()
+    moments: list[float] = []
+
+    async def act() -> None:
+        moments.append(clock.monotonic())
+
+    ticker = Ticker(act, clock, interval=INTERVAL, what="the work")
+    async with anyio.create_task_group() as group:
+        group.start_soon(ticker.run)
+        await clock.advance(1.0)
+        ticker.wake()
+        ticker.wake()
+        await clock.advance(2 * WAKING)
+        assert moments == [1.0 + WAKING]
+        await clock.advance((1 + JITTER) * INTERVAL)
+        group.cancel_scope.cancel()
+    assert len(moments) == 2
+    assert moments[1] - moments[0] >= (1 - JITTER) * INTERVAL
+
+
+async def test_a_wake_during_a_tick_is_followed_by_another_one() -> None:
+    clock = FakeClock()
+    calls = 0
+
+    async def act() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await clock.sleep(10.0)
+
+    ticker = Ticker(act, clock, interval=INTERVAL, what="the work")
+    async with anyio.create_task_group() as group:
+        group.start_soon(ticker.run)
+        await clock.advance(1.0)
+        ticker.wake()
+        await clock.advance(5.0)
+        ticker.wake()
+        await clock.advance(5.0 + 2 * WAKING)
+        group.cancel_scope.cancel()
+    assert calls == 2

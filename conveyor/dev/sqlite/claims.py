@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
+from conveyor.dev.sqlite.failure_groups import FailedTask, count_failures
 from conveyor.dev.sqlite.rows import (
     FAILED,
     INDEX_MASK,
@@ -27,9 +28,12 @@ from conveyor.dev.sqlite.rows import (
     RowsStatement,
     counts_from,
     index_of,
+    shape_from,
     to_json,
 )
+from conveyor.domain.failure_groups import failure_kind
 from conveyor.domain.model import RunStatus, Task, TaskSpec, TaskStatus
+from conveyor.domain.result_shape import ShapeCounter
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.domain.task_rules import (
     NotYet,
@@ -53,17 +57,17 @@ from conveyor.ports.tasks import (
 _SELECT = KeyStatement(
     "SELECT r.run_id, r.run_no, r.status, r.updated_at, r.total, r.successful, r.failed, "
     "r.failure_reasons, r.credits, r.cost, r.version, j.status <> 'open', r.ingesting, "
-    "r.shard_count, r.shard_scheme "
+    "r.shard_count, r.shard_scheme, r.shape "
     "FROM runs r JOIN jobs j USING (job_id) WHERE r.run_id IN ({keys})"
 )
 COUNT = RowsStatement(
     """
     WITH written AS ({rows})
     UPDATE runs SET updated_at = column2, successful = column3, failed = column4,
-        failure_reasons = column5, credits = column6, cost = column7
+        failure_reasons = column5, credits = column6, cost = column7, shape = column8
     FROM written WHERE runs.run_no = written.column1
     """,
-    width=7,
+    width=8,
 )
 """Sets no column of an index, so that counting writes the run's row and nothing else."""
 _MOVE = RowsStatement(
@@ -87,6 +91,7 @@ class CountedRun:
     version: int
     job_closed: bool
     ingesting: bool
+    failures: list[FailedTask] = field(default_factory=list)
     changed: bool = False
     moved: bool = False
 
@@ -122,6 +127,7 @@ def read_runs(connection: sqlite3.Connection, run_ids: Iterable[str]) -> dict[st
                     failure_reasons=counts_from(row[7]),
                     credits=row[8],
                     cost=row[9],
+                    shape=ShapeCounter.of(shape_from(row[15])),
                 ),
                 version=row[10],
                 job_closed=bool(row[11]),
@@ -136,6 +142,11 @@ def write_runs(connection: sqlite3.Connection, runs: Iterable[CountedRun]) -> No
     if not changed:
         return
     COUNT.execute(connection, [_counters(run) for run in changed])
+    failed = [
+        (run.place.run_no, run.counters.failed, run.failures) for run in changed if run.failures
+    ]
+    if failed:
+        count_failures(connection, failed)
     moved = [(run.place.run_no, run.status, run.version) for run in changed if run.moved]
     if moved:
         _MOVE.execute(connection, moved)
@@ -151,6 +162,7 @@ def _counters(run: CountedRun) -> tuple[object, ...]:
         to_json(counters.failure_reasons),
         counters.credits,
         counters.cost,
+        to_json(counters.shape.shape()),
     )
 
 
@@ -204,12 +216,13 @@ _WAIT = RowsStatement(
 """Apart from _UPDATE, so that rows without a wait cost no more."""
 _RECORD = RowsStatement(
     """
-    INSERT INTO histories (task_key, events, result, error, failure)
+    INSERT INTO histories (task_key, events, result, error, failure, failure_group)
     SELECT * FROM ({rows}) WHERE column1 IS NOT NULL
     ON CONFLICT (task_key) DO UPDATE SET events = events || ',' || excluded.events,
-        result = excluded.result, error = excluded.error, failure = excluded.failure
+        result = excluded.result, error = excluded.error, failure = excluded.failure,
+        failure_group = excluded.failure_group
     """,
-    width=5,
+    width=6,
 )
 
 
@@ -263,13 +276,15 @@ class _Writes:
     waits: list[tuple[object, ...]] = field(default_factory=list)
     records: list[tuple[object, ...]] = field(default_factory=list)
 
-    def change(self, row: _Candidate | _Held, change: TaskChange, now: int) -> None:
+    def change(
+        self, row: _Candidate | _Held, change: TaskChange, now: int, group: str | None
+    ) -> None:
         """Write a change of a row, and release the row where it is not processing any more."""
         key, event, not_before = row.task_key, change.event, change.not_before
         if event is not None:
             result = None if change.result is None else to_json(change.result)
             error = None if change.error is None else to_json(change.error)
-            self.records.append((key, to_json(event), result, error, change.failure))
+            self.records.append((key, to_json(event), result, error, change.failure, group))
         if change.waiting is not None:
             self.waits.append((key, change.waiting, change.waiting_since))
         if change.status is not TaskStatus.PROCESSING:
@@ -381,9 +396,7 @@ def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes
     if isinstance(change, NotYet):
         return ClaimedElsewhere(change.until)
     if change.event is not None:  # a pending row is left as it is: the claim alone says more
-        writes.change(row, change, move.now)
-    if change.delta is not None:
-        run.add(change.delta)
+        _apply(run, row, change, move.now, writes)
     if change.status is not TaskStatus.PROCESSING:
         return NotClaimable(run.status)
     number = row.claim_number + 1
@@ -411,7 +424,19 @@ def _settle(move: SettleRequest, run: CountedRun, row: _Held | None, writes: _Wr
     if row is None or row.task_id != move.task_id or not is_held(row, move.claim_number):
         return Settled(applied=False, run_status=run.status)
     change = settlement_change(move.settlement, now=move.now)
-    writes.change(row, change, move.now)
+    _apply(run, row, change, move.now, writes)
+    return Settled(applied=True, run_status=run.status)
+
+
+def _apply(
+    run: CountedRun, row: _Candidate | _Held, change: TaskChange, now: int, writes: _Writes
+) -> None:
+    """Write a change of a row, and count it in its run; a failure counts in its group too."""
+    group = None
+    if change.failure is not None and change.error is not None:
+        kind = failure_kind(change.failure, change.error)
+        group = kind.group_id
+        run.failures.append(FailedTask(group, kind, row.task_id, change.error.detail, now))
+    writes.change(row, change, now, group)
     if change.delta is not None:
         run.add(change.delta)
-    return Settled(applied=True, run_status=run.status)

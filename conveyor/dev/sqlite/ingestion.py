@@ -42,7 +42,10 @@ _MOVE = """
     UPDATE runs SET ingest_next = max(ingest_next, ?), updated_at = max(updated_at, ?)
     WHERE run_no = ?
 """
-_END = "UPDATE runs SET ingesting = 0, updated_at = max(updated_at, ?) WHERE run_no = ?"
+_END = """
+    UPDATE runs SET ingesting = 0, inherited = inherited_copied, updated_at = max(updated_at, ?)
+    WHERE run_no = ?
+"""
 
 
 class SqliteIngestion(Ingestion):
@@ -94,7 +97,7 @@ class SqliteIngestion(Ingestion):
             place, source = _place(connection, run_id), find_place(connection, run.rerun_of)
             if source is None:
                 raise not_found("run")
-            made = RunCopy(source, run.rerun_of, place, run.ingest.statuses)
+            made = RunCopy(source, run.rerun_of, place, run.ingest.statuses, run.ingest.groups)
             _copy(connection, run, made, max(first_index, run.ingest.next_index), end_index, now)
             connection.execute(_MOVE, (end_index, now, place.run_no))
             count = end_index - first_index
@@ -169,7 +172,11 @@ def _copy(
     held = copy.held(connection, first_index=first, end_index=end, now=now)
     if held is not None:
         raise CallInFlight(copy.source_id, held)
-    copy.run(connection, first_index=first, end_index=end, now=now)
+    copied = copy.run(connection, first_index=first, end_index=end, now=now)
+    connection.execute(
+        "UPDATE runs SET inherited_copied = inherited_copied + ? WHERE run_no = ?",
+        (copied.inherited, copy.target.run_no),
+    )
     if copy.statuses is None or copy.statuses & {TaskStatus.PENDING, TaskStatus.PROCESSING}:
         return
     # The counters of the plan miss the tasks that ended after it was made. Added to the total, they

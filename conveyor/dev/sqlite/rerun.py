@@ -9,10 +9,17 @@ repeated.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from conveyor.dev.sqlite.failure_groups import (
+    compared,
+    copy_groups,
+    kept_counts,
+    read_groups,
+)
 from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
 from conveyor.dev.sqlite.outbox import insert_entries
 from conveyor.dev.sqlite.rows import INDEX_BITS, INDEX_MASK, KeyRange, insert_run
@@ -26,7 +33,9 @@ from conveyor.dev.sqlite.states import (
     write_counts,
 )
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
+from conveyor.domain.failure_groups import group_filter
 from conveyor.domain.model import (
+    GroupFilter,
     Ingest,
     IngestStatus,
     JobStatus,
@@ -35,6 +44,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
+from conveyor.domain.result_shape import ResultShape
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.records import IdempotencyScope, Rerun, RerunRequest, StoredResponse
 
@@ -61,9 +71,12 @@ _COPY_INHERITED = f"""
         coalesce(t.source_run_id, :old_id), t.spec
     {_SOURCE} AND t.state > 0 AND NOT ({{matching}})
 """
+_OF_GROUPS = """(t.state = 2 AND
+    ifnull((SELECT failure_group FROM histories WHERE task_key = t.task_key), '')
+    {among} (SELECT value FROM json_each(:groups)))"""
 _COPY_ENDINGS = f"""
-    INSERT OR IGNORE INTO histories (task_key, events, result, error, failure)
-    SELECT {_KEY}, '', h.result, h.error, h.failure
+    INSERT OR IGNORE INTO histories (task_key, events, result, error, failure, failure_group)
+    SELECT {_KEY}, '', h.result, h.error, h.failure, h.failure_group
     FROM histories h JOIN tasks t USING (task_key)
     LEFT JOIN claims c ON c.task_key = t.task_key
     WHERE t.task_key > :low AND t.task_key <= :high AND t.state > 0 AND NOT ({{matching}})
@@ -86,12 +99,14 @@ class RowsCopied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunCopy:
-    """A copy of rows from one run to another. Those of `statuses` start afresh (None: all)."""
+    """A copy of rows from one run to another. Those of `statuses` (None: all) and `groups` (None:
+    all) start afresh."""
 
     source: KeyRange
     source_id: str
     target: KeyRange
     statuses: frozenset[TaskStatus] | None
+    groups: GroupFilter | None
 
     def run(
         self, connection: sqlite3.Connection, *, first_index: int, end_index: int, now: int
@@ -107,6 +122,7 @@ class RunCopy:
                 "now": now,
                 "low": low,
                 "high": high,
+                "groups": self._listed,
             }
             fresh = connection.execute(_COPY_FRESH.format(matching=matching), values)
             retried += fresh.rowcount
@@ -132,7 +148,7 @@ class RunCopy:
         """Count the rows of the stretch that start afresh and have ended in the source since."""
         late = 0
         for low, high in self._ranges(first_index, end_index):
-            values = {"low": low, "high": high, "since": since}
+            values = {"low": low, "high": high, "since": since, "groups": self._listed}
             (count,) = connection.execute(_LATE.format(matching=self._matching), values).fetchone()
             late += count
         return late
@@ -141,7 +157,14 @@ class RunCopy:
     def _matching(self) -> str:
         if self.statuses is None:
             return "1"
+        if self.groups is not None:
+            return _OF_GROUPS.format(among=compared(self.groups)[0])
         return " OR ".join(_MATCHES[one] for one in sorted(self.statuses))
+
+    @property
+    def _listed(self) -> str:
+        """The groups that `_OF_GROUPS` compares with, as JSON."""
+        return "[]" if self.groups is None else compared(self.groups)[1]
 
     def _ranges(self, first_index: int, end_index: int) -> list[tuple[int, int]]:
         """List the key ranges of a stretch of the source, shard by shard: (exclusive low, inclusive
@@ -224,7 +247,8 @@ def _refuse(connection: sqlite3.Connection, request: RerunRequest, source: _Sour
         held = find_live_claim(connection, source.place.all, now=request.now)
         if held is not None:
             raise CallInFlight(run.run_id, held)
-    if request.statuses is not None and run.created_at < request.window_start:
+    partial = request.statuses is not None or request.groups is not None
+    if partial and run.created_at < request.window_start:
         raise ConveyorError(
             ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED, "the latest run is too old for a partial rerun"
         )
@@ -257,13 +281,15 @@ def _make(
 ) -> None:
     run = _new_run(request, source, sequence, RunStats())
     place = insert_run(connection, run, source.place.shards)
-    copy = RunCopy(source.place, source.run.run_id, place, request.statuses)
+    statuses, groups = _choose(connection, request, source)
+    copy = RunCopy(source.place, source.run.run_id, place, statuses, groups)
     retried = inherited = 0
     for start in range(0, source.run.next_index, _CHUNK):
         copied = copy.run(connection, first_index=start, end_index=start + _CHUNK, now=request.now)
         retried += copied.retried
         inherited += copied.inherited
     _refuse_empty(RowsCopied(retried, inherited))
+    _inherit_groups(connection, source, place, statuses, groups)
     write_counts(connection, place, count_rows(connection, place))
     connection.execute(
         "UPDATE runs SET next_index = ?, inherited = ? WHERE run_no = ?",
@@ -281,15 +307,19 @@ def _plan(
 ) -> None:
     """Make the run with the counters that it will have, and pin the runs that it may draw bodies
     from: its source until the rows are copied, and those that the source draws from."""
-    copied, stats = _counters(request.statuses, source.run.stats)
-    _refuse_empty(copied)
+    statuses, groups = _choose(connection, request, source)
+    stats = source.run.stats
+    if groups is None:
+        fresh = _fresh_failures(statuses, stats)
+    else:
+        fresh = _failures_of(connection, source, groups)
+    stats = _counters(statuses, stats, fresh)
+    _refuse_empty(RowsCopied(stats.total - stats.inherited, stats.inherited))
     end = source.run.next_index
-    ingest = Ingest(status=IngestStatus.PENDING, end=end, statuses=request.statuses)
+    ingest = Ingest(status=IngestStatus.PENDING, end=end, statuses=statuses, groups=groups)
     run = _new_run(request, source, sequence, stats, ingest)
     place = insert_run(connection, run, source.place.shards)
-    connection.execute(
-        "UPDATE runs SET inherited = ? WHERE run_no = ?", (copied.inherited, place.run_no)
-    )
+    _inherit_groups(connection, source, place, statuses, groups)
     connection.execute(
         "INSERT INTO run_sources (run_id, source_run_id) "
         "SELECT ?1, ?2 UNION SELECT ?1, source_run_id FROM run_sources WHERE run_id = ?2",
@@ -297,25 +327,73 @@ def _plan(
     )
 
 
+def _choose(
+    connection: sqlite3.Connection, request: RerunRequest, source: _Source
+) -> tuple[frozenset[TaskStatus] | None, GroupFilter | None]:
+    """Decide which rows start afresh: by status, and by the groups that the source keeps now."""
+    if request.groups is None:
+        return request.statuses, None
+    kept = kept_counts(connection, source.place.run_no)
+    return frozenset({TaskStatus.FAILED}), group_filter(request.groups, list(kept))
+
+
+def _inherit_groups(
+    connection: sqlite3.Connection,
+    source: _Source,
+    place: KeyRange,
+    statuses: frozenset[TaskStatus] | None,
+    groups: GroupFilter | None,
+) -> None:
+    """Begin the groups of the new run with those of the failures that it inherits."""
+    if groups is not None:
+        copy_groups(connection, source.place.run_no, place.run_no, without=groups.named)
+    elif statuses is not None and TaskStatus.FAILED not in statuses:
+        copy_groups(connection, source.place.run_no, place.run_no)
+
+
+def _fresh_failures(statuses: frozenset[TaskStatus] | None, stats: RunStats) -> Counter[str]:
+    """Count the failed tasks that start afresh, by reason."""
+    return Counter(
+        stats.failure_reasons if statuses is None or TaskStatus.FAILED in statuses else {}
+    )
+
+
+def _failures_of(
+    connection: sqlite3.Connection, source: _Source, groups: GroupFilter
+) -> Counter[str]:
+    """Count the failed tasks of some groups of the source, by reason."""
+    kept = read_groups(connection, source.run.run_id)
+    assert kept is not None
+    fresh: Counter[str] = Counter()
+    outside = Counter(source.run.stats.failure_reasons)
+    for group in kept.groups:
+        outside[group.reason] -= group.count
+        if group.group_id in groups.named:
+            fresh[group.reason] += group.count
+    return fresh if groups.outside is None else fresh + outside
+
+
 def _counters(
-    statuses: frozenset[TaskStatus] | None, stats: RunStats
-) -> tuple[RowsCopied, RunStats]:
-    """Derive the counters of the new run from those of the source alone. They do not distinguish
-    pending tasks from those left under a claim, so a rerun of one kind counts both, until the rows
-    are copied."""
+    statuses: frozenset[TaskStatus] | None, stats: RunStats, fresh: Counter[str]
+) -> RunStats:
+    """Derive the counters of the new run from those of the source alone; `fresh` are the failures
+    that start afresh. They do not distinguish pending tasks from those left under a claim, so a
+    rerun of one kind counts both, until the rows are copied."""
     if statuses is None:
-        return RowsCopied(stats.total, 0), RunStats(total=stats.total)
+        return RunStats(total=stats.total)
     unfinished = {TaskStatus.PENDING, TaskStatus.PROCESSING} & statuses
     retried = stats.total - stats.completed if unfinished else 0
     retried += stats.successful if TaskStatus.SUCCESSFUL in statuses else 0
-    retried += stats.failed if TaskStatus.FAILED in statuses else 0
+    retried += fresh.total()
     successful = 0 if TaskStatus.SUCCESSFUL in statuses else stats.successful
-    failed = 0 if TaskStatus.FAILED in statuses else stats.failed
-    return RowsCopied(retried, successful + failed), RunStats(
+    failed = stats.failed - fresh.total()
+    return RunStats(
         total=retried + successful + failed,
         successful=successful,
         failed=failed,
-        failure_reasons=stats.failure_reasons if failed else {},
+        failure_reasons=dict(Counter(stats.failure_reasons) - fresh),
+        inherited=successful + failed,
+        shape=stats.shape if successful else ResultShape(),
     )
 
 

@@ -40,6 +40,7 @@ from conveyor.domain.model import (
     Task,
     TaskSpec,
 )
+from conveyor.domain.result_shape import ResultShape
 from conveyor.domain.run_events import RunFinished
 from conveyor.domain.scheduling import FireRecord, Scheduling
 from conveyor.domain.shards import Shards
@@ -106,17 +107,19 @@ JOB_COLUMNS = (
 RUN_COLUMNS = (
     "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
     "last_batch_received, next_index, total, successful, failed, failure_reasons, credits, cost, "
-    "failure_reason, failure_detail, rerun_of, version, ingest, ingest_next, ingesting"
+    "failure_reason, failure_detail, rerun_of, version, ingest, ingest_next, ingesting, inherited, "
+    "shape"
 )
 JOB_WIDTH = JOB_COLUMNS.count(",") + 1
 
 
-def _of(table: str, columns: str) -> str:
+def columns_of(table: str, columns: str) -> str:
+    """Name columns by their table."""
     return ", ".join(f"{table}.{column}" for column in columns.split(", "))
 
 
 SELECT_VIEW = f"""
-    SELECT {_of("jobs", JOB_COLUMNS)}, {_of("runs", RUN_COLUMNS)}
+    SELECT {columns_of("jobs", JOB_COLUMNS)}, {columns_of("runs", RUN_COLUMNS)}
     FROM jobs LEFT JOIN runs ON runs.run_id = iif(jobs.status = 'deleted',
         (SELECT run_id FROM runs WHERE job_id = jobs.job_id ORDER BY run_sequence DESC LIMIT 1),
         jobs.latest_run_id)
@@ -124,7 +127,7 @@ SELECT_VIEW = f"""
 """
 """A deleted job has the newest run that is left of it."""
 SELECT_JOB = f"SELECT {JOB_COLUMNS} FROM jobs"
-SELECT_RUN = f"SELECT {_of('runs', RUN_COLUMNS)} FROM runs"
+SELECT_RUN = f"SELECT {columns_of('runs', RUN_COLUMNS)} FROM runs"
 
 STATUS = """CASE t.state WHEN 1 THEN 'successful' WHEN 2 THEN 'failed'
     ELSE iif(c.task_key IS NULL, 'pending', 'processing') END"""
@@ -135,7 +138,7 @@ TASK_JSON = (
     '{"run_id":"%s","task_id":"%s","index":%d,"status":"%s","created_at":%d,"updated_at":%d,'
     || '"attempts":%d,"interruptions":%d,"claim_number":%d,"claimed_until":%d,"not_before":%d,'
     || '"waiting":%s,"waiting_since":%d,"result":%s,"error":%s,"failure":%s,'
-    || '"source_run_id":%s,"spec":%s}',
+    || '"failure_group":%s,"source_run_id":%s,"spec":%s}',
     ?1, t.task_id, t.task_key & 34359738367, """
     + STATUS
     + """,
@@ -143,7 +146,8 @@ TASK_JSON = (
     t.attempts, t.interruptions, coalesce(c.claim_number, t.claim_number), c.claimed_until,
     t.not_before, coalesce('"' || t.waiting || '"', 'null'), t.waiting_since,
     coalesce(h.result, 'null'), coalesce(h.error, 'null'),
-    coalesce('"' || h.failure || '"', 'null'), coalesce('"' || t.source_run_id || '"', 'null'),
+    coalesce('"' || h.failure || '"', 'null'), coalesce('"' || h.failure_group || '"', 'null'),
+    coalesce('"' || t.source_run_id || '"', 'null'),
     t.spec
 )"""
 )
@@ -159,6 +163,7 @@ _tasks = msgspec.json.Decoder(list[Task])
 _events = msgspec.json.Decoder(list[Event])
 _texts = msgspec.json.Decoder(dict[str, str])
 _counts = msgspec.json.Decoder(dict[str, int])
+_shapes = msgspec.json.Decoder(ResultShape)
 _ingests = msgspec.json.Decoder(Ingest)
 _callbacks = msgspec.json.Decoder(Callback)
 _webhooks = msgspec.json.Decoder(Webhook)
@@ -217,6 +222,7 @@ def to_json(
     | Scheduling
     | FireRecord
     | RunFinished
+    | ResultShape
     | dict[str, Any],
 ) -> str:
     """Encode a record as the text of a column."""
@@ -305,14 +311,17 @@ def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyR
         None if ingest is None else to_json(ingest),
         0 if ingest is None else ingest.next_index,
         run.ingesting,
+        stats.inherited,
+        to_json(stats.shape),
         run.updated_at,
         shards.count,
         shards.scheme,
+        run.job_id,
     )
-    marks = ",".join("?" * len(values))
+    marks = ",".join("?" * (len(values) - 1))
     cursor = connection.execute(
-        f"INSERT INTO runs ({RUN_COLUMNS}, dispatch_changed_at, shard_count, shard_scheme) "
-        f"VALUES ({marks})",
+        f"INSERT INTO runs ({RUN_COLUMNS}, dispatch_changed_at, shard_count, shard_scheme, caller) "
+        f"VALUES ({marks}, (SELECT caller FROM jobs WHERE job_id = ?))",
         values,
     )
     assert cursor.lastrowid is not None
@@ -373,6 +382,8 @@ def run_from(row: tuple[Any, ...]) -> Run:
             failed=row[12],
             failure_reasons=counts_from(row[13]),
             spend=Spend(row[14], row[15]),
+            inherited=row[23],
+            shape=shape_from(row[24]),
         ),
         failure_reason=None if row[16] is None else RunFailure(row[16]),
         failure_detail=row[17],
@@ -397,6 +408,11 @@ def view_from(row: tuple[Any, ...]) -> JobView:
 def callback_from(text: str) -> Callback:
     """Decode a callback out of its column."""
     return _callbacks.decode(text)
+
+
+def shape_from(text: str) -> ResultShape:
+    """Decode the shape of a run's results out of its column."""
+    return _shapes.decode(text)
 
 
 def counts_from(text: str) -> dict[str, int]:

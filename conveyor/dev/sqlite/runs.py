@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from conveyor.dev.sqlite.database import Database
-from conveyor.dev.sqlite.exports import remove_exports_of_run
+from conveyor.dev.sqlite.expiring import remove_exports_of_run
+from conveyor.dev.sqlite.failure_groups import remove_groups
 from conveyor.dev.sqlite.rerun import make_rerun
-from conveyor.dev.sqlite.rows import SELECT_RUN, run_from
+from conveyor.dev.sqlite.rows import (
+    JOB_COLUMNS,
+    JOB_WIDTH,
+    RUN_COLUMNS,
+    SELECT_RUN,
+    columns_of,
+    job_from,
+    run_from,
+)
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
     find_run,
@@ -22,10 +32,12 @@ from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.binding import Runs
 from conveyor.ports.records import (
+    ChangedRun,
     DispatchChange,
     IdempotencyScope,
     Rerun,
     RerunRequest,
+    RunPosition,
     StoredResponse,
 )
 
@@ -40,6 +52,25 @@ CHANGES = f"""
     FROM runs INDEXED BY runs_by_dispatch_change CROSS JOIN jobs USING (job_id)
     WHERE runs.dispatch_changed_at >= ? ORDER BY runs.dispatch_changed_at
 """
+
+
+@lru_cache
+def changed_sql(*, of_caller: bool, live: bool, below: bool) -> str:
+    """Write the statement of a page of runs by their last change, out of the index of its kind:
+    it reads no run that is not on the page."""
+    index = f"{'live_runs' if live else 'runs'}{'_of_caller' if of_caller else ''}_by_change"
+    conditions = [
+        "runs.status IN ('running', 'pending')" if live else "runs.status <> 'deleted'",
+        *(["runs.caller = :caller"] if of_caller else []),
+        *(["(runs.dispatch_changed_at, runs.run_id) < (:changed_at, :run_id)"] if below else []),
+    ]
+    columns = f"{columns_of('jobs', JOB_COLUMNS)}, {columns_of('runs', RUN_COLUMNS)}"
+    return f"""
+        SELECT {columns}, runs.dispatch_changed_at
+        FROM runs INDEXED BY {index} CROSS JOIN jobs USING (job_id)
+        WHERE {" AND ".join(conditions)}
+        ORDER BY runs.dispatch_changed_at DESC, runs.run_id DESC LIMIT :limit
+    """
 
 
 class SqliteRuns(Runs):
@@ -149,14 +180,36 @@ class SqliteRuns(Runs):
 
     async def purge_run(self, run_id: str) -> None:
         def purge(connection: sqlite3.Connection) -> None:
-            gone = connection.execute(
-                "DELETE FROM runs WHERE run_id = ? AND status = 'deleted'", (run_id,)
-            )
-            if gone.rowcount:
+            run = find_run(connection, run_id)
+            if run is not None and run.status is RunStatus.DELETED:
+                remove_groups(connection, run_id)
+                connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
                 connection.execute("DELETE FROM run_sources WHERE run_id = ?", (run_id,))
                 remove_exports_of_run(connection, run_id)
 
         await self._database.write(purge)
+
+    async def changed_runs(
+        self,
+        caller: str | None,
+        *,
+        before: RunPosition | None,
+        limit: int,
+        live: bool = False,
+    ) -> list[ChangedRun]:
+        sql = changed_sql(of_caller=caller is not None, live=live, below=before is not None)
+        values = {
+            "caller": caller,
+            "changed_at": None if before is None else before.changed_at,
+            "run_id": None if before is None else before.run_id,
+            "limit": limit,
+        }
+        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        return [
+            ChangedRun(job_from(row), run, RunPosition(row[-1], run.run_id))
+            for row in rows
+            for run in (run_from(row[JOB_WIDTH:]),)
+        ]
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         rows = await self._database.read(lambda reader: reader.execute(_DISPATCHABLE).fetchall())

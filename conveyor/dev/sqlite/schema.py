@@ -348,6 +348,63 @@ WEBHOOK_NUMBERS = (
     """,
 )
 
+GROUPS_AND_SHAPES = (
+    """
+    CREATE TABLE failure_groups ( -- one row a failure group of a run, written when it begins
+        run_no INTEGER NOT NULL, -- number of the run's first shard
+        group_id TEXT NOT NULL, -- digest of reason, code, status and kind of detail
+        first_at INTEGER NOT NULL, -- when its first task failed
+        reason TEXT NOT NULL, -- the reason in the roll-up of its run
+        code TEXT NOT NULL, -- code of the problem
+        status INTEGER NOT NULL, -- status of the problem
+        detail TEXT, -- the whole detail of the first failure
+        task_ids TEXT NOT NULL, -- ids of its first tasks, as JSON
+        PRIMARY KEY (run_no, group_id)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE failure_counts ( -- one row a run with failure groups
+        run_no INTEGER PRIMARY KEY, -- number of the run's first shard
+        counts TEXT NOT NULL -- failed tasks of each group, and when its last one failed, as JSON;
+            -- what they lack of the run's `failed` are tasks of no group
+    )
+    """,
+    """
+    ALTER TABLE histories ADD COLUMN failure_group TEXT -- the failure group of a failed task
+        DEFAULT NULL
+    """,
+    "CREATE INDEX histories_of_groups ON histories (task_key, failure_group) "
+    "WHERE failure_group IS NOT NULL",
+    """
+    ALTER TABLE runs ADD COLUMN shape TEXT NOT NULL -- bodies by size and by type, as JSON
+        DEFAULT '{}'
+    """,
+    """
+    ALTER TABLE runs ADD COLUMN inherited_copied INTEGER NOT NULL -- inherited rows that ingestion
+        -- has copied by now
+        DEFAULT 0
+    """,
+    """
+    UPDATE runs SET inherited_copied = (SELECT count(*) FROM tasks
+        WHERE task_key >= runs.run_no << 35 AND task_key < runs.run_no + runs.shard_count << 35
+        AND source_run_id IS NOT NULL)
+    WHERE ingesting AND rerun_of IS NOT NULL
+    """,
+    """
+    ALTER TABLE runs ADD COLUMN caller TEXT NOT NULL -- the caller of its job
+        DEFAULT ''
+    """,
+    "UPDATE runs SET caller = coalesce((SELECT caller FROM jobs WHERE jobs.job_id = runs.job_id), "
+    "'')",
+    "CREATE INDEX runs_by_change ON runs (dispatch_changed_at, run_id) WHERE status <> 'deleted'",
+    "CREATE INDEX runs_of_caller_by_change ON runs (caller, dispatch_changed_at, run_id) "
+    "WHERE status <> 'deleted'",
+    "CREATE INDEX live_runs_by_change ON runs (dispatch_changed_at, run_id) "
+    "WHERE status IN ('running', 'pending')",
+    "CREATE INDEX live_runs_of_caller_by_change ON runs (caller, dispatch_changed_at, run_id) "
+    "WHERE status IN ('running', 'pending')",
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -356,6 +413,7 @@ STEPS = (
     WAITS_SINCE,
     EVENTS_AND_SCHEDULES,
     WEBHOOK_NUMBERS,
+    GROUPS_AND_SHAPES,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

@@ -10,6 +10,7 @@ import sqlite3
 
 import msgspec
 
+from conveyor.dev.sqlite.failure_groups import recount_groups
 from conveyor.dev.sqlite.rows import (
     FAILED,
     SELECT_JOB,
@@ -20,11 +21,13 @@ from conveyor.dev.sqlite.rows import (
     KeyRange,
     job_from,
     run_from,
+    shape_from,
     to_json,
     view_from,
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
+from conveyor.domain.result_shape import SIZE_BOUNDS, ResultShape, ShapeCounter
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, live_run_status
 
@@ -32,21 +35,33 @@ _COUNT = """
     SELECT count(*) FROM tasks INDEXED BY tasks_by_state
     WHERE state = ? AND task_key > ? AND task_key <= ?
 """
-_REASONS = """
-    SELECT coalesce(h.failure, 'other'), count(*)
+_FAILURES = """
+    SELECT coalesce(h.failure, 'other'), h.failure_group, count(*)
     FROM (SELECT task_key FROM tasks INDEXED BY tasks_by_state
           WHERE state = 2 AND task_key > ? AND task_key <= ?) failed
-    LEFT JOIN histories h USING (task_key) GROUP BY 1
+    LEFT JOIN histories h USING (task_key) GROUP BY 1, 2
 """
+_SIZE_CLASS = " ".join(
+    f"WHEN h.result ->> 'size' < {bound} THEN {low}"
+    for low, bound in zip((0, *SIZE_BOUNDS), SIZE_BOUNDS, strict=False)
+)
+_BODIES = f"""
+    SELECT CASE {_SIZE_CLASS} ELSE {SIZE_BOUNDS[-1]} END, h.result ->> 'content_type', count(*),
+        min(h.task_key & 34359738367)
+    FROM histories h
+    WHERE h.task_key > ? AND h.task_key <= ? AND h.result IS NOT NULL GROUP BY 1, 2 ORDER BY 4
+"""
+"""Bodies by the least size of their class and by Content-Type, the first tasks' first."""
 
 
 class RowCounts(msgspec.Struct, frozen=True):
-    """The rows of a run by state, and the failed ones by reason."""
+    """The rows of a run by state, and the failed ones by reason and by the group in their row."""
 
     unfinished: int
     successful: int
     failed: int
     failure_reasons: dict[str, int]
+    groups: dict[str, int]
 
     @property
     def total(self) -> int:
@@ -58,18 +73,40 @@ def count_rows(connection: sqlite3.Connection, place: KeyRange) -> RowCounts:
     """Count the rows of a run; only the failed ones are read, the others come from an index."""
     counts = dict.fromkeys((UNFINISHED, SUCCESSFUL, FAILED), 0)
     reasons: dict[str, int] = {}
+    groups: dict[str, int] = {}
     for shard in range(place.shards.count):
         low, high = place.of_shard(shard)
         for state in counts:
             (count,) = connection.execute(_COUNT, (state, low, high)).fetchone()
             counts[state] += count
-        for reason, count in connection.execute(_REASONS, (low, high)):
+        for reason, group, count in connection.execute(_FAILURES, (low, high)):
             reasons[reason] = reasons.get(reason, 0) + count
-    return RowCounts(counts[UNFINISHED], counts[SUCCESSFUL], counts[FAILED], reasons)
+            if group is not None:
+                groups[group] = groups.get(group, 0) + count
+    return RowCounts(counts[UNFINISHED], counts[SUCCESSFUL], counts[FAILED], reasons, groups)
+
+
+def count_bodies(connection: sqlite3.Connection, place: KeyRange) -> ResultShape:
+    """Count the bodies of a run anew; reads every row that has one."""
+    counter = ShapeCounter.of(ResultShape())
+    for shard in range(place.shards.count):
+        for size, content_type, count, _ in connection.execute(_BODIES, place.of_shard(shard)):
+            counter.add(size, content_type, count)
+    return counter.shape()
 
 
 def write_counts(connection: sqlite3.Connection, place: KeyRange, counts: RowCounts) -> None:
-    """Set the counters of a run."""
+    """Set the counters of a run, its failure groups and, where it lacks or exceeds the successful
+    tasks, the shape of its results."""
+    (shape,) = connection.execute(
+        "SELECT shape FROM runs WHERE run_no = ?", (place.run_no,)
+    ).fetchone()
+    if sum(shape_from(shape).sizes) != counts.successful:
+        connection.execute(
+            "UPDATE runs SET shape = ? WHERE run_no = ?",
+            (to_json(count_bodies(connection, place)), place.run_no),
+        )
+    recount_groups(connection, place, counts.groups)
     connection.execute(
         "UPDATE runs SET total = ?, successful = ?, failed = ?, failure_reasons = ? "
         "WHERE run_no = ?",

@@ -12,10 +12,9 @@ from pathlib import Path
 from conveyor.dev.call_table import BegunCalls
 from conveyor.dev.sqlite.database import Connection, Database, open_reader, open_writer
 from conveyor.dev.sqlite.deliveries import SqliteDeliveries, release_deliveries
-from conveyor.dev.sqlite.exports import SqliteExports
+from conveyor.dev.sqlite.expiring import SqliteExports, SqliteInputs
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
 from conveyor.dev.sqlite.ingestion import SqliteIngestion
-from conveyor.dev.sqlite.inputs import SqliteInputs
 from conveyor.dev.sqlite.jobs import SqliteJobs, purge_jobs
 from conveyor.dev.sqlite.outbox import SqliteOutbox
 from conveyor.dev.sqlite.rows import index_of

@@ -6,9 +6,11 @@ import sqlite3
 from dataclasses import dataclass
 
 from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.failure_groups import kept_counts
 from conveyor.dev.sqlite.rows import KeyRange
 from conveyor.dev.sqlite.states import (
     RowCounts,
+    count_bodies,
     count_rows,
     find_job,
     find_place,
@@ -19,6 +21,7 @@ from conveyor.dev.sqlite.states import (
 )
 from conveyor.dev.sqlite.tasks import References, merged_references
 from conveyor.domain.model import JobStatus, Run, RunStats, RunStatus
+from conveyor.domain.result_shape import ResultShape
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.maintenance import EndedRun, QuietRun, Sweeping
 
@@ -147,13 +150,15 @@ class SqliteSweeping(Sweeping):
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """The status that a run should have, and the counts of its rows. Without `counts` the run is to
-    be left as it is."""
+    """The status that a run should have, the counts of its rows, the shape of its results, and the
+    counts of the groups that it keeps. Without `counts` the run is to be left as it is."""
 
     run: Run
     place: KeyRange
     counts: RowCounts | None
     status: RunStatus
+    shape: ResultShape
+    kept: dict[str, int]
 
     @property
     def counters_agree(self) -> bool:
@@ -162,6 +167,8 @@ class _Verdict:
         return counts is None or (
             (counts.total, counts.successful, counts.failed, counts.failure_reasons)
             == (stats.total, stats.successful, stats.failed, stats.failure_reasons)
+            and self.shape == stats.shape
+            and all(counts.groups.get(group) == count for group, count in self.kept.items())
         )
 
 
@@ -170,7 +177,8 @@ def _verdict(connection: sqlite3.Connection, run_id: str, now: int) -> _Verdict 
     job = None if run is None else find_job(connection, run.job_id)
     if run is None or place is None or job is None:
         return None
-    untouched = _Verdict(run, place, None, run.status)
+    shape = run.stats.shape
+    untouched = _Verdict(run, place, None, run.status, shape, {})
     if run.status not in LIVE_RUN_STATES or run.ingesting:
         return untouched
     if connection.execute(_CLAIMED, (*place.all, now)).fetchone() is not None:
@@ -178,7 +186,9 @@ def _verdict(connection: sqlite3.Connection, run_id: str, now: int) -> _Verdict 
     counts = count_rows(connection, place)
     stats = RunStats(total=counts.total, successful=counts.successful, failed=counts.failed)
     status = live_run_status(stats, job_closed=job.status is not JobStatus.OPEN)
-    return _Verdict(run, place, counts, status)
+    if sum(shape.sizes) != counts.successful:
+        shape = count_bodies(connection, place)
+    return _Verdict(run, place, counts, status, shape, kept_counts(connection, place.run_no))
 
 
 def _set_right(connection: sqlite3.Connection, run_id: str, now: int) -> RunStatus | None:

@@ -18,7 +18,9 @@ import msgspec
 
 from conveyor.dev.sqlite.claims import move_tasks
 from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.failure_groups import compared, read_groups
 from conveyor.dev.sqlite.rows import (
+    INDEX_MASK,
     TASK_EXTRAS,
     TASK_JSON,
     KeyRange,
@@ -28,7 +30,8 @@ from conveyor.dev.sqlite.rows import (
     tasks_from,
 )
 from conveyor.dev.sqlite.states import find_place, find_run
-from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.domain.failure_groups import FailureGroups
+from conveyor.domain.model import Event, GroupFilter, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme, fnv32a
 from conveyor.domain.task_rules import Settlement
 from conveyor.ports.binding import Tasks
@@ -53,6 +56,33 @@ _EVERY_STATUS = f"""
     )
 """
 
+
+def _of_keys(keys: str) -> str:
+    return f"""
+        SELECT group_concat({TASK_JSON})
+        FROM ({keys}) page CROSS JOIN tasks t ON t.task_key = page.task_key
+        {TASK_EXTRAS}
+    """
+
+
+OF_ONE_GROUP = _of_keys(
+    "SELECT task_key FROM histories INDEXED BY histories_of_groups "
+    f"WHERE failure_group = ?5 AND {_BETWEEN} ORDER BY task_key LIMIT ?4"
+)
+"""A page of the failed tasks of the group ?5, whose keys are found in the index of failed rows."""
+_FIRST_FAILED = _BY_STATE.format(2) + " ORDER BY task_key LIMIT ?6"
+OF_GROUPS = {
+    among: _of_keys(
+        f"SELECT failed.task_key FROM ({_FIRST_FAILED}) failed "
+        "LEFT JOIN histories h USING (task_key) "
+        f"WHERE ifnull(h.failure_group, '') {among} (SELECT value FROM json_each(?5)) "
+        "ORDER BY failed.task_key LIMIT ?4"
+    )
+    for among in ("IN", "NOT IN")
+}
+"""A page of the first ?6 failed tasks: those of the groups ?5, or those of none of them."""
+_FAILED_READ = f"SELECT count(*), max(task_key) FROM ({_FIRST_FAILED})"
+
 ONE_TASK = f"SELECT {TASK_JSON} FROM tasks t {TASK_EXTRAS} WHERE t.task_key = ?2 AND t.task_id = ?3"
 
 UNFINISHED = f"""
@@ -63,6 +93,8 @@ UNFINISHED = f"""
     )
 """
 """References to rows that are not terminal, comma-joined: limit, low key, high key."""
+
+_NEVER_IN_GROUPS = frozenset(TaskStatus) - {TaskStatus.FAILED}
 
 _references = msgspec.json.Decoder(list[tuple[int, str]])
 
@@ -78,12 +110,7 @@ def page_sql(statuses: frozenset[TaskStatus] | None) -> str:
     if statuses is None or len(statuses) == len(TaskStatus):
         return _EVERY_STATUS
     keys = " UNION ALL ".join(_sources(statuses))
-    return f"""
-        SELECT group_concat({TASK_JSON})
-        FROM ({keys} ORDER BY task_key LIMIT ?4) page
-        CROSS JOIN tasks t ON t.task_key = page.task_key
-        {TASK_EXTRAS}
-    """
+    return _of_keys(f"{keys} ORDER BY task_key LIMIT ?4")
 
 
 def _sources(statuses: frozenset[TaskStatus]) -> list[str]:
@@ -220,10 +247,10 @@ class SqliteTasks(Tasks, TaskBatches):
         after: int | None,
         limit: int,
         most_read: int | None = None,
+        groups: GroupFilter | None = None,
     ) -> TaskPage:
-        if statuses is not None and not statuses:
+        if statuses is not None and not statuses.difference(_NEVER_IN_GROUPS if groups else ()):
             return TaskPage([], None, 0)
-        sql = page_sql(statuses)  # reads no row that is not on the page, so `limit` bounds it too
         most = limit if most_read is None else min(limit, most_read)
 
         def read(reader: sqlite3.Connection) -> TaskPage:
@@ -231,8 +258,14 @@ class SqliteTasks(Tasks, TaskBatches):
             if place is None:
                 return TaskPage([], None, 0)
             low, high = place.of_shard(shard, -1 if after is None else after)
-            (text,) = reader.execute(sql, (run_id, low, high, most)).fetchone()
-            tasks = tasks_from(text)
+            if groups is not None and (groups.outside is not None or len(groups.named) != 1):
+                return _scan_groups(reader, run_id, (low, high), limit, most_read, groups)
+            # Reads no row that is not on the page, so `limit` bounds it too.
+            if groups is None:
+                found = reader.execute(page_sql(statuses), (run_id, low, high, most))
+            else:
+                found = reader.execute(OF_ONE_GROUP, (run_id, low, high, most, *groups.named))
+            tasks = tasks_from(found.fetchone()[0])
             at_end = len(tasks) < most or _is_last(reader, run_id, tasks[-1].index, place)
             return TaskPage(tasks, None if at_end else tasks[-1].index, len(tasks))
 
@@ -257,6 +290,9 @@ class SqliteTasks(Tasks, TaskBatches):
         if task is not None:
             self._count(1, 1)
         return task
+
+    async def failure_groups(self, run_id: str) -> FailureGroups | None:
+        return await self._database.read(lambda reader: read_groups(reader, run_id))
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
         index = index_of(task_id)
@@ -300,6 +336,26 @@ class SqliteTasks(Tasks, TaskBatches):
     def _count(self, read: int, returned: int) -> None:
         self._database.rows_read += read
         self._database.rows_returned += returned
+
+
+def _scan_groups(
+    reader: sqlite3.Connection,
+    run_id: str,
+    keys: tuple[int, int],
+    limit: int,
+    most_read: int | None,
+    groups: GroupFilter,
+) -> TaskPage:
+    """Look through the failed rows of a key range for those of some groups."""
+    among, listed = compared(groups)
+    bounds = (run_id, *keys, limit, listed, -1 if most_read is None else most_read)
+    (text,) = reader.execute(OF_GROUPS[among], bounds).fetchone()
+    tasks = tasks_from(text)
+    if len(tasks) == limit:
+        bounds = (run_id, keys[0], keys[1] & ~INDEX_MASK | tasks[-1].index, *bounds[3:])
+    rows_read, last = reader.execute(_FAILED_READ, bounds).fetchone()
+    goes_on = len(tasks) == limit or rows_read == most_read
+    return TaskPage(tasks, last & INDEX_MASK if goes_on else None, rows_read)
 
 
 def _is_last(reader: sqlite3.Connection, run_id: str, index: int, place: KeyRange) -> bool:

@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import anyio
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.failure_groups import failure_kind
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.task_rules import (
     TERMINAL_TASK_STATES,
@@ -56,7 +57,7 @@ _TAKE_OVER = f"{_CLAIM}, interruptions = :interruptions, #events = list_append(#
 _FAIL_INTERRUPTED = (
     "SET #status = :failed, claimed_until = :zero, not_before = :zero, updated_at = :now, "
     "moved_by = :token, interruptions = :interruptions, #events = list_append(#events, :event), "
-    "#error = :error, #failure = :failure REMOVE #holder"
+    "#error = :error, #failure = :failure, failure_group = :group REMOVE #holder"
 )
 _LAPSED = "#status = :processing AND claim_number = :seen_number AND claimed_until = :seen_until"
 _UNDO_CLAIM = (
@@ -70,6 +71,7 @@ class ClaimCall(NamedTuple):
     """One call of `claim_task`, and the token of its writes."""
 
     place: RunPlace
+    task_id: str
     key: Key
     worker: str
     now: int
@@ -198,10 +200,9 @@ class Claims:
                     call,
                     _FAIL_INTERRUPTED,
                     _LAPSED,
-                    error=encode_record(change.error),
                     failed=str(change.status),
-                    failure=str(change.failure),
                     now=call.now,
+                    **_failure_values(change),
                     processing=str(TaskStatus.PROCESSING),
                     token=call.token,
                     zero=0,
@@ -217,7 +218,7 @@ class Claims:
         delta = interrupted_delta(call.now)
         epoch = self._counters.epoch(call.place)
         assert epoch is not None  # the run was seen before the task was ended
-        settled = await self._counters.add(call.place, delta, epoch=epoch)
+        settled = await self._counters.add(call.place, call.task_id, delta, epoch=epoch)
         return NotClaimable(settled.run_status)
 
     async def _write(
@@ -251,6 +252,17 @@ def _claim_values(call: ClaimCall) -> dict[str, Plain]:
         "until": call.claimed_until,
         "holder": call.worker,
         "token": call.token,
+    }
+
+
+def _failure_values(change: TaskChange) -> dict[str, Plain]:
+    """Return the values of a failed row."""
+    assert change.error is not None
+    assert change.failure is not None
+    return {
+        "error": encode_record(change.error),
+        "failure": str(change.failure),
+        "group": failure_kind(change.failure, change.error).group_id,
     }
 
 
@@ -339,9 +351,8 @@ class _RowUpdate(NamedTuple):
             sets.append("#result = :result")
             values["result"] = encode_record(change.result)
         if change.error is not None:
-            sets += ["#error = :error", "#failure = :failure"]
-            values["error"] = encode_record(change.error)
-            values["failure"] = str(change.failure)
+            sets += ["#error = :error", "#failure = :failure", "failure_group = :group"]
+            values |= _failure_values(change)
         if change.event is not None:
             history = ":event" if resets_history else "list_append(#events, :event)"
             sets.append(f"#events = {history}")

@@ -1,7 +1,8 @@
 """Copying task rows of one run into another run of its job, for reruns.
 
 `RowCopy` inserts fresh rows, and inherited ones with their result; an existing row stays, so a copy
-can be repeated. `refuse_live_claims` and `has_live_claim` keep rows out that a worker still works.
+can be repeated. `Counts` adds up such rows. `refuse_live_claims` and `has_live_claim` keep rows out
+that a worker still works.
 
 A small rerun writes its rows before the run itself. An intent covers them: the transaction that
 makes the run removes an unmarked intent, while `abandon_intent` marks the intent before it removes
@@ -12,14 +13,17 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from conveyor.aio.concurrency import for_each
 from conveyor.domain import ids
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
-from conveyor.domain.model import TaskSpec, TaskStatus
+from conveyor.domain.model import GroupFilter, RunStats, TaskFailure, TaskSpec, TaskStatus
+from conveyor.domain.result_shape import SIZE_CLASSES, ResultShape, counted_type, size_class
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
@@ -30,12 +34,13 @@ from conveyor.prod.dynamodb.client import (
     conflicting_item,
     decodes_row,
 )
-from conveyor.prod.dynamodb.counters import Counts
 from conveyor.prod.dynamodb.run_rows import RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import (
     END,
+    PARTITION_KEY,
     SORT_KEY,
     Key,
+    failure_group_key,
     intent_key,
     place_key,
     task_partition,
@@ -46,6 +51,7 @@ from conveyor.prod.dynamodb.task_rows import (
     inherited_item,
     insert_items,
     new_task_item,
+    read_body_kind,
     remove_rows,
 )
 
@@ -100,22 +106,114 @@ _INHERITED_FIELDS = (
     "result",
     "error",
     "failure",
+    "failure_group",
 )
-_SUMMARY_FIELDS = ("task_id", "status", "source_run_id", "failure")
+_SUMMARY_FIELDS = ("task_id", "status", "source_run_id", "result", "failure", "failure_group")
 _BLANK_ROW = new_task_item("", TaskSpec(url=""), now=0)
 
 
-@dataclass(slots=True)
+NO_SIZES = (0,) * SIZE_CLASSES
+
+
+class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Rows of a run as they were written: `fresh` ones to be worked, and inherited ones by result;
+    failed ones by reason and group too, bodies of successful ones by size class and media type."""
+
+    fresh: int = 0
+    successful: int = 0
+    failed: int = 0
+    reasons: dict[str, int] = {}
+    groups: dict[str, int] = {}
+    sizes: tuple[int, ...] = NO_SIZES
+    types: dict[str, int] = {}
+
+    @property
+    def inherited(self) -> int:
+        """Rows that were copied with their result."""
+        return self.successful + self.failed
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return self.fresh + self.inherited
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.fresh + other.fresh,
+            self.successful + other.successful,
+            self.failed + other.failed,
+            sum_maps(self.reasons, other.reasons),
+            sum_maps(self.groups, other.groups),
+            tuple(map(sum, zip(self.sizes, other.sizes, strict=True))),
+            sum_maps(self.types, other.types),
+        )
+
+    def stats(self) -> RunStats:
+        """Return the counters of a run of which no task has been worked yet."""
+        return RunStats(
+            total=self.total,
+            successful=self.successful,
+            failed=self.failed,
+            failure_reasons=self.reasons,
+            inherited=self.inherited,
+            shape=ResultShape(self.sizes, self.types),
+        )
+
+
+def sum_maps(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Add numbers by name; leave out zeros."""
+    total = dict(one)
+    for name, number in other.items():
+        total[name] = total.get(name, 0) + number
+    return {name: number for name, number in total.items() if number}
+
+
+class Selection(NamedTuple):
+    """The choice of a source's tasks that start afresh: those in `statuses`, None being all, and of
+    the failure groups that `groups` takes, where it is set."""
+
+    statuses: frozenset[TaskStatus] | None
+    groups: GroupFilter | None = None
+
+    @property
+    def leaves_failures(self) -> bool:
+        """True if failed tasks may be inherited."""
+        afresh = self.statuses
+        return afresh is not None and (TaskStatus.FAILED not in afresh or self.groups is not None)
+
+    def takes(self, status: str, group_id: str | None) -> bool:
+        """Tell whether a task starts afresh."""
+        if self.statuses is not None and status not in self.statuses:
+            return False
+        return self.groups is None or self.groups.takes(group_id)
+
+
+class KnownNames(NamedTuple):
+    """The failure groups and media types of inherited rows that a run counts by name. Rows of other
+    groups count as failed alone; other types begin while there is room."""
+
+    groups: frozenset[str]
+    types: frozenset[str]
+
+    @classmethod
+    def of_source(cls, source: RunRow) -> KnownNames:
+        """Take the names over from the run that is copied."""
+        return cls(frozenset(source.groups), frozenset(source.run.stats.shape.types))
+
+
 class RowSummary:
     """Rows of a run: their counts, and the references of those to be worked.
 
     `sources` are the runs that own bodies of the rows, `end` is the highest index plus one.
     """
 
-    counts: Counts = Counts()
-    references: list[tuple[int, str]] = field(default_factory=list)
-    sources: set[str] = field(default_factory=set)
-    end: int = 0
+    def __init__(self, names: KnownNames) -> None:
+        self.counts = Counts()
+        self.references: list[tuple[int, str]] = []
+        self.sources: set[str] = set()
+        self.end = 0
+        self._groups = names.groups
+        self._types = dict.fromkeys(names.types, 0)
 
     @decodes_row
     def add(self, item: Item) -> None:
@@ -128,8 +226,26 @@ class RowSummary:
         if source is None:
             self.counts += Counts(fresh=1)
         else:
-            self.counts = self.counts.plus_inherited(item["status"], item.get("failure"))
+            self.counts += self._inherited(item)
             self.sources.add(source)
+
+    def _inherited(self, item: Item) -> Counts:
+        """Count one row that was copied with its result."""
+        if item["status"] != TaskStatus.SUCCESSFUL:
+            group_id = item.get("failure_group")
+            return Counts(
+                failed=1,
+                reasons={item.get("failure") or str(TaskFailure.OTHER): 1},
+                groups={group_id: 1} if group_id in self._groups else {},
+            )
+        if "result" not in item:
+            return Counts(successful=1)
+        body = read_body_kind(item["result"])
+        name = counted_type(body.content_type, self._types)
+        self._types.setdefault(name, 0)
+        of_size = size_class(body.size)
+        sizes = tuple(int(number == of_size) for number in range(SIZE_CLASSES))
+        return Counts(successful=1, sizes=sizes, types={name: 1})
 
 
 @dataclass(slots=True)
@@ -140,7 +256,7 @@ class CopyResult:
     source under a live claim: the copy stopped before it in its shard.
     """
 
-    rows: RowSummary = field(default_factory=RowSummary)
+    rows: RowSummary
     keys: list[Key] = field(default_factory=list)
     inserted: list[Key] = field(default_factory=list)
     in_flight: str | None = None
@@ -153,18 +269,19 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """A copy from `source` into `target`. Rows in `statuses` start afresh; None means all rows."""
+    """A copy from `source` into `target`, of which the `chosen` rows start afresh."""
 
     table: Table
     source: RunRow
     target: RunPlace
-    statuses: frozenset[TaskStatus] | None
+    chosen: Selection
+    names: KnownNames
 
     async def run(self, *, first: int, end: int, now: int) -> CopyResult:
         """Copy the rows with an index from `first` below `end`, all shards concurrently. A shard
         stops at the page with a row under a live claim."""
-        copied = CopyResult()
-        names = _FRESH_FIELDS if self.statuses is None else _INHERITED_FIELDS
+        copied = CopyResult(RowSummary(self.names))
+        names = _FRESH_FIELDS if self.chosen.statuses is None else _INHERITED_FIELDS
 
         async def copy(shard: int) -> None:
             source = self.source.place
@@ -193,16 +310,18 @@ class RowCopy:
         # Additions that were under way when the source ended are not part of it.
         if index >= self.source.run.next_index or not self.source.contains_index(index):
             return None
-        if self.statuses is None or item["status"] in self.statuses:
+        if self.chosen.takes(item["status"], item.get("failure_group")):
             return fresh_item(item["task_id"], item["spec"], now=now)
         if item["status"] in TERMINAL_TASK_STATES:
             return inherited_item(item, self.source.run.run_id, now=now)
         return None
 
 
-async def summarize_rows(table: Table, place: RunPlace, *, first: int, end: int) -> RowSummary:
+async def summarize_rows(
+    table: Table, place: RunPlace, names: KnownNames, *, first: int, end: int
+) -> RowSummary:
     """Read the rows of a run with an index from `first` below `end`."""
-    rows = RowSummary()
+    rows = RowSummary(names)
 
     async def read(shard: int) -> None:
         async for found in _pages_by_index(
@@ -297,19 +416,37 @@ async def copy_source_rows(
     table: Table,
     intent: Intent,
     source: RunRow,
-    statuses: frozenset[TaskStatus] | None,
+    chosen: Selection,
     *,
     now: int,
 ) -> RowSummary:
     """Copy the source's rows and return the rows that the run then has. Raises CallInFlight."""
-    copy = RowCopy(table, source, intent.place, statuses)
+    names = KnownNames.of_source(source)
+    copy = RowCopy(table, source, intent.place, chosen, names)
     end = source.run.next_index
     copied = await copy.run(first=0, end=end, now=now)
     if copied.in_flight is not None:
         raise CallInFlight(source.run.run_id, copied.in_flight)
     if intent.is_first and copied.all_inserted:
         return copied.rows
-    return await summarize_rows(table, intent.place, first=0, end=end)
+    return await summarize_rows(table, intent.place, names, first=0, end=end)
+
+
+async def carry_groups(
+    table: Table, intent: Intent, items: Mapping[str, Item], group_ids: Iterable[str]
+) -> None:
+    """Give a run, under its intent, items of the failure groups of its source."""
+    run_id = intent.place.run_id
+    found = [
+        (failure_group_key(run_id, group_id), _without_key(items[group_id]))
+        for group_id in group_ids
+        if group_id in items
+    ]
+    await insert_items(table, found)
+
+
+def _without_key(item: Item) -> Item:
+    return {name: value for name, value in item.items() if name not in (PARTITION_KEY, SORT_KEY)}
 
 
 def delete_intent_part(table: Table, intent: Intent) -> dict[str, Any]:

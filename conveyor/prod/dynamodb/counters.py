@@ -11,10 +11,6 @@ is recounted.
 **Recounts.** `recount` reads the task rows page by page while others write. It writes the counters
 only if neither an addition nor a change of the run came between, and raises the epoch with them:
 additions for rows that moved before are refused, counted or not, and lead to another recount.
-
-**Ingestion.** A large rerun starts with expected counters, `planned`. Each write of the checkpoint
-adds up the rows copied, `copied`, and the end of the ingestion adds the difference. Settlements
-meanwhile are never overwritten.
 """
 
 from __future__ import annotations
@@ -23,8 +19,8 @@ import asyncio
 import itertools
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
@@ -35,8 +31,22 @@ import msgspec
 from conveyor.aio.concurrency import for_each, wait_or_timeout
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.failure_groups import MOST_GROUPS, MOST_SAMPLES
 from conveyor.domain.ids import task_index
-from conveyor.domain.model import RunStats, RunStatus, Spend, TaskFailure, TaskStatus
+from conveyor.domain.model import (
+    RunStats,
+    RunStatus,
+    Spend,
+    TaskFailure,
+    TaskStatus,
+)
+from conveyor.domain.result_shape import (
+    MOST_TYPES,
+    ResultShape,
+    ShapeCounter,
+    counted_type,
+    size_class,
+)
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.domain.task_rules import RunDelta
 from conveyor.ports.tasks import Settled
@@ -44,17 +54,24 @@ from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     AttributeName,
     Item,
+    PlaceholderValue,
     Plain,
     Query,
+    Table,
     conflicting_item,
     contention_error,
     decodes_row,
 )
+from conveyor.prod.dynamodb.failure_groups import FailedTask, note_failures, remove_group_items
 from conveyor.prod.dynamodb.run_rows import (
+    GROUPS,
     REASON,
+    SIZE,
     TRIES,
+    TYPES,
     Change,
     DynamoRunRows,
+    GroupCount,
     RunPlace,
     RunRow,
     RunVersionConflict,
@@ -62,12 +79,24 @@ from conveyor.prod.dynamodb.run_rows import (
     read_run_row,
 )
 from conveyor.prod.dynamodb.schema import task_partition, task_sort_key
+from conveyor.prod.dynamodb.task_rows import BodyKind, read_body_kind, read_problem
 
 MOST_SEQUENCES = 200
 """Processes whose last number a run's row may hold. Beyond that a recount forgets them all, even if
 the counters are right; the new epoch refuses later additions of the old one."""
 
-_TALLY_FIELDS = ("task_id", "status", "failure", "events", "claimed_until")
+_TALLY_FIELDS = (
+    "task_id",
+    "status",
+    "updated_at",
+    "claimed_until",
+    "events",
+    "result",
+    "error",
+    "failure",
+    "failure_group",
+    "source_run_id",
+)
 
 
 class RecountResult(NamedTuple):
@@ -98,16 +127,17 @@ async def recount_at(records: DynamoRunRows, place: RunPlace, *, now: int) -> Re
             return RecountResult(row, done=True)
         if row.run.ingesting:
             return RecountResult(row, done=False)
-        stats = await _tally_rows(records, row, now)
-        if stats is None:
+        tally = await _tally_rows(records, row, now)
+        if tally is None:
             return RecountResult(row, done=False)
         try:
-            if not _counters_match(stats, row.run.stats):
-                row = await records.change(row, _counter_correction(row, stats), now=now)
+            if not _counters_match(tally, row):
+                await tally.note_new_groups(records.table, row)
+                row = await records.change(row, _counter_correction(row, tally), now=now)
             elif has_too_many_sequences(row):
                 # The run itself has not changed, so it keeps its time.
                 at = row.run.updated_at
-                row = await records.change(row, _counter_correction(row, stats), now=at)
+                row = await records.change(row, _counter_correction(row, tally), now=at)
         except RunVersionConflict:
             continue
         return RecountResult(await records.write_late_status(row, now=now), done=True)
@@ -143,9 +173,14 @@ class _TaskRow(msgspec.Struct, frozen=True):
 
     task_id: str
     status: TaskStatus
+    updated_at: int
     claimed_until: int
     events: list[str]
-    failure: str = str(TaskFailure.OTHER)
+    result: str | None = None
+    error: str | None = None
+    failure: TaskFailure = TaskFailure.OTHER
+    failure_group: str | None = None
+    source_run_id: str | None = None
 
 
 class _TallyEntry(NamedTuple):
@@ -154,6 +189,7 @@ class _TallyEntry(NamedTuple):
     place: int
     row: _TaskRow
     spent: list[_EventSpend]
+    body: BodyKind | None
 
 
 @decodes_row
@@ -163,43 +199,118 @@ def _read_tally_entry(item: Item) -> _TallyEntry:
     spent = [_spend_of_event.decode(text).spend for text in row.events]
     if not all(spend.cost.is_finite() for spend in spent):
         raise ValueError("not an amount of money")
-    return _TallyEntry(task_index(row.task_id), row, spent)
+    body = (
+        read_body_kind(row.result) if row.result and row.status is TaskStatus.SUCCESSFUL else None
+    )
+    return _TallyEntry(task_index(row.task_id), row, spent, body)
+
+
+@dataclass(slots=True)
+class _TalliedGroup:
+    """The failed rows of one group: their number, the first few as they came, and the latest
+    instant."""
+
+    count: int = 0
+    last_at: int = 0
+    samples: list[_TaskRow] = field(default_factory=list)
+
+    def add(self, row: _TaskRow) -> None:
+        self.count += 1
+        self.last_at = max(self.last_at, row.updated_at)
+        if len(self.samples) < MOST_SAMPLES:
+            self.samples.append(row)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """The rows counted so far. Adds up money in decimal digits, as DynamoDB does."""
+    """The rows counted so far. Adds up money in decimal digits, as DynamoDB does.
 
+    Groups and media types that the run counts by name keep their place; rows of others get one
+    while there is room. `groups` holds all those that the run keeps, also without a row.
+    """
+
+    groups: dict[str, _TalliedGroup]
+    shape: ShapeCounter
     total: int = 0
+    inherited: int = 0
     ended: dict[TaskStatus, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     credits: int = 0
     cost: Decimal = Decimal(0)
 
+    @classmethod
+    def of(cls, row: RunRow) -> _Tally:
+        """Begin a tally of a run's rows."""
+        names = dict.fromkeys(row.run.stats.shape.types, 0)
+        return cls(
+            {group_id: _TalliedGroup() for group_id in row.groups},
+            ShapeCounter.of(ResultShape(types=names)),
+        )
+
     def add(self, counted: _TallyEntry) -> None:
         self.total += 1
-        status, reason = counted.row.status, counted.row.failure
-        self.ended[status] = self.ended.get(status, 0) + 1
-        if status is TaskStatus.FAILED:
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        row = counted.row
+        self.ended[row.status] = self.ended.get(row.status, 0) + 1
+        self.inherited += row.source_run_id is not None
+        if counted.body is not None:
+            self.shape.add(counted.body.size, counted.body.content_type)
+        if row.status is TaskStatus.FAILED:
+            self.reasons[row.failure] = self.reasons.get(row.failure, 0) + 1
+            self._add_to_group(row)
         for spend in counted.spent:
             self.credits += spend.credits
             self.cost += spend.cost
 
+    def _add_to_group(self, row: _TaskRow) -> None:
+        group_id = row.failure_group
+        if group_id is None:
+            return
+        if group_id not in self.groups and len(self.groups) < MOST_GROUPS:
+            self.groups[group_id] = _TalliedGroup()
+        if group_id in self.groups:
+            self.groups[group_id].add(row)
+
     def stats(self) -> RunStats:
+        shape = self.shape.shape()
+        types = {name: count for name, count in shape.types.items() if count}
         return RunStats(
             total=self.total,
             successful=self.ended.get(TaskStatus.SUCCESSFUL, 0),
             failed=self.ended.get(TaskStatus.FAILED, 0),
             failure_reasons=self.reasons,
             spend=Spend(self.credits, float(self.cost)),
+            inherited=self.inherited,
+            shape=ResultShape(shape.sizes, types),
         )
 
+    def group_counts(self, row: RunRow) -> dict[str, GroupCount]:
+        """Return the groups that have rows. Those that the run keeps have their latest failure from
+        there, as an inherited row has the time of its copy."""
+        return {
+            group_id: GroupCount(
+                group.count,
+                row.groups[group_id].last_at if group_id in row.groups else group.last_at,
+            )
+            for group_id, group in self.groups.items()
+            if group.count
+        }
 
-async def _tally_rows(records: DynamoRunRows, row: RunRow, now: int) -> RunStats | None:
+    async def note_new_groups(self, table: Table, row: RunRow) -> None:
+        """Write the items of the groups that the run does not keep yet."""
+        for group_id in self.groups.keys() - row.groups.keys():
+            failures = [
+                FailedTask.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
+                for one in self.groups[group_id].samples
+                if one.error is not None
+            ]
+            if failures:
+                await note_failures(table, row.run.run_id, failures, begins=True)
+
+
+async def _tally_rows(records: DynamoRunRows, row: RunRow, now: int) -> _Tally | None:
     """Count the rows of all shards concurrently; None if a task has a live claim. Raises
     DamagedRow."""
-    place, tally = row.place, _Tally()
+    place, tally = row.place, _Tally.of(row)
     projection = ", ".join(f"#{name}" for name in _TALLY_FIELDS)
 
     async def count(shard: int) -> None:
@@ -219,153 +330,37 @@ async def _tally_rows(records: DynamoRunRows, row: RunRow, now: int) -> RunStats
         await for_each(count, range(place.shards.count))
     except _LiveClaimFound:
         return None
-    return tally.stats()
+    return tally
 
 
-def _counters_match(counted: RunStats, kept: RunStats) -> bool:
+def _counters_match(tally: _Tally, row: RunRow) -> bool:
     """Return whether counted and stored counters agree."""
+    counted, kept = tally.stats(), row.run.stats
+    groups = {group_id: group for group_id, group in row.groups.items() if group.failed}
+    if tally.group_counts(row) != groups:
+        return False
     return msgspec.structs.replace(counted, spend=kept.spend) == kept and (
         counted.spend.credits == kept.spend.credits
         and math.isclose(counted.spend.cost, kept.spend.cost, rel_tol=1e-9, abs_tol=1e-9)
     )
 
 
-def _counter_correction(row: RunRow, stats: RunStats) -> Change:
+def _counter_correction(row: RunRow, tally: _Tally) -> Change:
     """Make the change that sets the counters and raises the epoch, unless an addition came
     between."""
-    run = row.run
+    run, stats = row.run, tally.stats()
     status = None
     if run.status in LIVE_RUN_STATES:
         status = live_run_status(stats, job_closed=run.last_batch_received)
-    gone = run.stats.failure_reasons.keys() - stats.failure_reasons.keys()
+    counted = counters(stats, tally.group_counts(row))
+    gone = counters(run.stats, row.groups).keys() - counted.keys()
     return Change(
         status=None if status is run.status else status,
-        sets={**counters(stats), "counter_epoch": row.counter_epoch + 1, "sequences": {}},
-        removes=[f"{REASON}{reason}" for reason in sorted(gone)],
+        sets={**counted, "counter_epoch": row.counter_epoch + 1, "sequences": {}},
+        removes=sorted(gone),
         condition="flushes = :seen_flushes AND counter_epoch = :seen_epoch",
         values={"seen_flushes": row.flushes, "seen_epoch": row.counter_epoch},
     )
-
-
-class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Rows of a run as they were written: `fresh` ones to be worked, and inherited ones by result;
-    failed ones by reason too."""
-
-    fresh: int = 0
-    successful: int = 0
-    failed: int = 0
-    reasons: dict[str, int] = {}
-
-    @property
-    def inherited(self) -> int:
-        """Rows that were copied with their result."""
-        return self.successful + self.failed
-
-    @property
-    def total(self) -> int:
-        """All rows."""
-        return self.fresh + self.inherited
-
-    def __add__(self, other: Counts) -> Counts:
-        reasons = dict(self.reasons)
-        for reason, count in other.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
-        return Counts(
-            self.fresh + other.fresh,
-            self.successful + other.successful,
-            self.failed + other.failed,
-            reasons,
-        )
-
-    def plus_inherited(self, status: str, failure: str | None) -> Counts:
-        """Return the counts with one more inherited row."""
-        if status == TaskStatus.SUCCESSFUL:
-            return self + Counts(successful=1)
-        return self + Counts(failed=1, reasons={failure or str(TaskFailure.OTHER): 1})
-
-    def stats(self) -> RunStats:
-        """Return the counters of a run of which no task has been worked yet."""
-        return RunStats(
-            total=self.total,
-            successful=self.successful,
-            failed=self.failed,
-            failure_reasons=self.reasons,
-        )
-
-
-_counts = msgspec.json.Decoder(Counts)
-
-
-class IngestRow(NamedTuple):
-    """A run's row with the counts of its ingestion.
-
-    `planned` holds the rows that the run's counters expect, `copied` the rows added up so far.
-    `recopied`: a call may have written rows without adding them up, so only the rows themselves
-    tell. The texts are the JSON as stored, "" if absent.
-    """
-
-    row: RunRow
-    planned: Counts
-    copied: Counts
-    recopied: bool
-    planned_text: str
-    copied_text: str
-
-    @property
-    def can_ingest(self) -> bool:
-        """True if the run admits more rows."""
-        return self.row.live and self.row.run.ingesting
-
-    @property
-    def next_index(self) -> int:
-        """The checkpoint."""
-        ingest = self.row.run.ingest
-        return 0 if ingest is None else ingest.next_index
-
-
-async def find_ingest_row(records: DynamoRunRows, run_id: str) -> IngestRow | None:
-    """Read a run strongly by its id; None if there is none."""
-    place = await records.places.find(run_id)
-    return None if place is None else await ingest_row_at(records, place)
-
-
-async def ingest_row_at(records: DynamoRunRows, place: RunPlace) -> IngestRow | None:
-    """Read a run strongly by its place; None if it is gone."""
-    item = await records.table.get(place.key)
-    return None if item is None else read_ingest_row(item)
-
-
-@decodes_row
-def read_ingest_row(item: Item) -> IngestRow:
-    """Decode a run and the counts of its ingestion. Raises DamagedRow."""
-    row = read_run_row(item)
-    planned, copied = item.get("planned", ""), item.get("copied", "")
-    return IngestRow(
-        row,
-        # All rows of a submit are fresh.
-        _counts.decode(planned) if planned else Counts(fresh=row.run.stats.total),
-        _counts.decode(copied) if copied else Counts(),
-        item.get("recopied", False),
-        planned,
-        copied,
-    )
-
-
-def counter_changes(before: Counts, after: Counts) -> dict[str, int]:
-    """Return the additions that turn counters for the rows of `before` into counters for those of
-    `after`."""
-    reasons = sorted(before.reasons.keys() | after.reasons.keys())
-    adds = {
-        "total": after.total - before.total,
-        "successful": after.successful - before.successful,
-        "failed": after.failed - before.failed,
-        "inherited": after.inherited - before.inherited,
-        **{
-            f"{REASON}{reason}": after.reasons.get(reason, 0) - before.reasons.get(reason, 0)
-            for reason in reasons
-        },
-    }
-    return {name: change for name, change in adds.items() if change}
 
 
 MOST_REMEMBERED = 10_000
@@ -373,7 +368,10 @@ MOST_REMEMBERED = 10_000
 RETRIES = Backoff(1.0, 30.0)
 """Seconds until what could not be written is tried again, unless something new comes first."""
 
-_UPDATE = "SET #sequences.#worker = :number, counted_at = :now ADD flushes :one"
+MOST_GROUPS_ADDED = 50
+"""Groups that one addition counts in, because an expression may have 4 KB."""
+
+_SETS = "#sequences.#worker = :number, counted_at = :now"
 _CONDITION = (
     "#status <> :deleted AND counter_epoch = :epoch "
     "AND (attribute_not_exists(#sequences.#worker) OR #sequences.#worker < :number)"
@@ -384,9 +382,10 @@ _log = logging.getLogger("conveyor.counters")
 
 @dataclass(slots=True, eq=False)
 class _PendingDelta:
-    """One settlement that waits for its addition."""
+    """One settlement that waits for its addition; with the failure, if it is one."""
 
     delta: RunDelta
+    failure: FailedTask | None
     epoch: int
     answer: asyncio.Future[Settled]
 
@@ -402,11 +401,11 @@ class _Addition:
 
 @dataclass(slots=True, eq=False)
 class _RunCounters:
-    """The state of a run's counters in this process: the epoch last seen, and the deltas to be
+    """The state of a run's counters in this process: its latest row seen, and the deltas to be
     added."""
 
     place: RunPlace
-    epoch: int | None = None
+    row: RunRow | None = None
     updated_at: int = 0
     began: float = float("-inf")
     pending: list[_PendingDelta] = field(default_factory=list)
@@ -417,6 +416,11 @@ class _RunCounters:
     retry_at: float = float("-inf")
     worker: asyncio.Task[None] | None = None
     wake: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def epoch(self) -> int | None:
+        """The latest epoch seen."""
+        return None if self.row is None else self.row.counter_epoch
 
 
 class Counters:
@@ -437,9 +441,10 @@ class Counters:
         self._closing = False
 
     def observe(self, row: RunRow) -> None:
-        """Note the epoch and time of a run's row that was just read or written."""
+        """Note a run's row that was just read or written, if it is the latest one seen."""
         run = self._run(row.place)
-        run.epoch = max(run.epoch or 0, row.counter_epoch)
+        if run.row is None or _age(row) >= _age(run.row):
+            run.row = row
         run.updated_at = max(run.updated_at, row.run.updated_at)
 
     def epoch(self, place: RunPlace) -> int | None:
@@ -449,15 +454,19 @@ class Counters:
         """
         return self._run(place).epoch
 
-    async def add(self, place: RunPlace, delta: RunDelta, *, epoch: int) -> Settled:
-        """Count a task row that has changed; return once the run's row includes it.
+    async def add(self, place: RunPlace, task_id: str, delta: RunDelta, *, epoch: int) -> Settled:
+        """Count a task's row that has changed; return once the run's row includes it.
 
         Not applied if the run is deleted. Raises ConveyorError(unavailable) if the addition could
         not be written yet; this process keeps trying until it succeeds or ends. A cancelled caller
         changes nothing.
         """
         run = self._run(place)
-        waiting = _PendingDelta(delta, epoch, asyncio.get_running_loop().create_future())
+        failure = None
+        if delta.failure is not None and delta.problem is not None:
+            failure = FailedTask.of(task_id, delta.failure, delta.problem, delta.now)
+        answer = asyncio.get_running_loop().create_future()
+        waiting = _PendingDelta(delta, failure, epoch, answer)
         run.pending.append(waiting)
         self._start(run)
         return await waiting.answer
@@ -548,49 +557,72 @@ class Counters:
         old = [one for one in pending if one.epoch != run.epoch]
         if old:
             self._leave_to_recount(run, old)
+        current, run.pending = _split(current)
         if current:
             run.addition = _Addition(next(self._numbers), current[0].epoch, current)
 
     async def _commit(self, run: _RunCounters, addition: _Addition) -> None:
         """Write an addition, or find that an earlier try wrote it."""
         now = max(run.updated_at, *(part.delta.now for part in addition.parts))
-        try:
-            row = read_run_row(await self._write(run.place, addition, now))
-        except AwsRefused as refused:
-            if not refused.is_condition:
-                raise
-            found = conflicting_item(refused)
-            if found is None or found["status"] == RunStatus.DELETED:
-                run.addition = None
-                _resolve(addition.parts, Settled(applied=False, run_status=None))
-                return
-            row = read_run_row(found)
-            self.observe(row)
-            if row.sequences.get(self._worker, 0) < addition.number:
-                run.addition = None
-                self._leave_to_recount(run, addition.parts)
-                return
+        row = await self._write_once(run, addition, now)
+        if row is None:
+            return
         after = await self._records.write_late_status(row, now=now)
+        before = row.run.status
         self.observe(after)
         run.addition = None
         run.failures = 0
-        _resolve_in_order(addition.parts, before=row.run.status, after=after.run.status)
+        _resolve_in_order(addition.parts, before=before, after=after.run.status)
 
-    async def _write(self, place: RunPlace, addition: _Addition, now: int) -> dict[str, Plain]:
-        adds = _sum_by_attribute([part.delta for part in addition.parts])
-        update = _UPDATE + "".join(f", #{name} :add_{name}" for name in adds)
-        values = {f"add_{name}": value for name, value in adds.items()}
+    async def _write_once(self, run: _RunCounters, addition: _Addition, now: int) -> RunRow | None:
+        """Write an addition unless an earlier try did, and return the row; return None, and let go
+        of the addition, if the run is gone or has been recounted.
+
+        Another process may begin a group or a media type meanwhile, which refuses an addition that
+        begins one; each refusal is thus a step towards the bound of both.
+        """
+        for _ in range(TRIES + MOST_GROUPS + MOST_TYPES):
+            assert run.row is not None  # an addition has the epoch of a row
+            update = _AdditionUpdate(run.row, addition.parts)
+            for failures, begins in update.samples:
+                await note_failures(self._records.table, run.place.run_id, failures, begins=begins)
+            try:
+                return read_run_row(await self._write(run.place, addition, update, now))
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                found = conflicting_item(refused)
+            if found is None or found["status"] == RunStatus.DELETED:
+                run.addition = None
+                if update.samples:
+                    # The removal of the run may have come before its samples.
+                    await remove_group_items(self._records.table, run.place.run_id)
+                _resolve(addition.parts, Settled(applied=False, run_status=None))
+                return None
+            row = read_run_row(found)
+            self.observe(row)
+            if row.sequences.get(self._worker, 0) >= addition.number:
+                return row
+            if row.counter_epoch != addition.epoch:
+                run.addition = None
+                self._leave_to_recount(run, addition.parts)
+                return None
+        raise contention_error()
+
+    async def _write(
+        self, place: RunPlace, addition: _Addition, update: _AdditionUpdate, now: int
+    ) -> dict[str, Plain]:
         return await self._records.table.update(
             place.key,
-            update,
-            condition=_CONDITION,
+            update.expression,
+            condition=" AND ".join([_CONDITION, *update.conditions]),
             worker=AttributeName(self._worker),
             number=addition.number,
             now=now,
             one=1,
             deleted=str(RunStatus.DELETED),
             epoch=addition.epoch,
-            **values,
+            **update.values,
         )
 
     def _leave_to_recount(self, run: _RunCounters, parts: Sequence[_PendingDelta]) -> None:
@@ -620,6 +652,109 @@ class Counters:
         return done
 
 
+def _age(row: RunRow) -> tuple[int, int]:
+    """Return what only grows while counters change: rows may be seen in another order."""
+    return row.counter_epoch, row.flushes
+
+
+def _split(parts: list[_PendingDelta]) -> tuple[list[_PendingDelta], list[_PendingDelta]]:
+    """Split deltas into those of the next addition, and those that wait for the one after it."""
+    group_ids: set[str] = set()
+    for number, part in enumerate(parts):
+        if part.failure is None:
+            continue
+        if len(group_ids) == MOST_GROUPS_ADDED and part.failure.group_id not in group_ids:
+            return parts[:number], parts[number:]
+        group_ids.add(part.failure.group_id)
+    return parts, []
+
+
+class _AdditionUpdate:
+    """The update of a run's row, as it was last seen, by one addition.
+
+    A group, or a media type, may begin only while the run keeps exactly those that it kept when it
+    was seen, so that all processes agree on the first of them. `samples` are failures to be noted
+    before, by group, each with whether the group begins.
+    """
+
+    def __init__(self, row: RunRow, parts: Sequence[_PendingDelta]) -> None:
+        deltas = [part.delta for part in parts]
+        self.samples: list[tuple[list[FailedTask], bool]] = []
+        self.conditions: list[str] = []
+        self.values: dict[str, PlaceholderValue] = {}
+        self._sets = [_SETS]
+        self._add_types(row.run.stats.shape.types, deltas)
+        self._add_groups(row, [part.failure for part in parts if part.failure is not None])
+        adds = _sum_by_attribute(deltas)
+        self.values |= {f"add_{name}": value for name, value in adds.items()}
+        self.expression = f"SET {', '.join(self._sets)} ADD flushes :one" + "".join(
+            f", #{name} :add_{name}" for name in adds
+        )
+
+    def _add_types(self, kept: Mapping[str, int], deltas: Sequence[RunDelta]) -> None:
+        counted, adds = dict(kept), dict[str, int]()
+        for delta in deltas:
+            if delta.result is not None:
+                name = counted_type(delta.result.content_type, counted)
+                counted.setdefault(name, 0)
+                adds[name] = adds.get(name, 0) + 1
+        if self._begin("t", TYPES, kept, adds):
+            return
+        for number, (name, count) in enumerate(adds.items()):
+            path, value = f"#t.#t{number}", f":t{number}n"
+            self._sets.append(f"{path} = {path} + {value}" if name in kept else f"{path} = {value}")
+            self.values |= {f"t{number}": AttributeName(name), f"t{number}n": count}
+
+    def _add_groups(self, row: RunRow, failures: Sequence[FailedTask]) -> None:
+        """Count failures in their groups; leave out those of groups that may not begin."""
+        kept = row.groups
+        counted = sum(group.failed for group in kept.values())
+        # While a failed task lies in no group, a new group could not count all of its tasks.
+        room = MOST_GROUPS - len(kept) if counted >= row.run.stats.failed else 0
+        found: dict[str, list[FailedTask]] = {}
+        for failure in failures:
+            if failure.group_id in found:
+                found[failure.group_id].append(failure)
+            elif failure.group_id in kept or room > 0:
+                room -= failure.group_id not in kept
+                found[failure.group_id] = [failure]
+        for group_id, some in found.items():
+            begins = group_id not in kept
+            if begins or kept[group_id].failed < MOST_SAMPLES:
+                self.samples.append((some, begins))
+        adds = {one: [len(some), some[-1].at] for one, some in found.items()}
+        if self._begin("g", GROUPS, kept, adds):
+            return
+        for number, (group_id, (count, last_at)) in enumerate(adds.items()):
+            path = f"#g.#g{number}"
+            self.values |= {f"g{number}": AttributeName(group_id), f"g{number}n": count}
+            if group_id in kept:
+                self._sets.append(f"{path}[0] = {path}[0] + :g{number}n, {path}[1] = :g{number}t")
+                self.values[f"g{number}t"] = last_at
+            else:
+                self._sets.append(f"{path} = :g{number}n")
+                self.values[f"g{number}n"] = [count, last_at]
+
+    def _begin(
+        self, alias: str, name: str, kept: Collection[str], adds: Mapping[str, Plain]
+    ) -> bool:
+        """Name a map by its short alias, and add the condition under which entries of it may begin;
+        return True if the map itself does."""
+        if not adds:
+            return False
+        self.values[alias] = AttributeName(name)
+        if all(one in kept for one in adds):
+            return False
+        if kept:
+            self.conditions.append(f"size(#{alias}) = :{alias}_kept")
+            self.values[f"{alias}_kept"] = len(kept)
+            return False
+        self.conditions.append(f"attribute_not_exists(#{alias})")
+        self._sets.append(f"#{alias} = :{alias}_all")
+        self.values[f"{alias}_all"] = dict(adds)
+        return True
+
+
 def _sum_by_attribute(deltas: Sequence[RunDelta]) -> dict[str, Plain]:
     """Sum deltas by attribute; leave out zeros. Adds up money in decimal digits."""
     adds: dict[str, Plain] = {
@@ -628,8 +763,9 @@ def _sum_by_attribute(deltas: Sequence[RunDelta]) -> dict[str, Plain]:
         "credits": sum(delta.spend.credits for delta in deltas),
         "cost": float(sum(Decimal(repr(delta.spend.cost)) for delta in deltas)),
     }
-    reasons = [delta.failure for delta in deltas if delta.failure is not None]
-    adds |= {f"{REASON}{reason}": reasons.count(reason) for reason in reasons}
+    names = [f"{REASON}{delta.failure}" for delta in deltas if delta.failure is not None]
+    names += [f"{SIZE}{size_class(one.result.size)}" for one in deltas if one.result is not None]
+    adds |= Counter(names)
     return {name: value for name, value in adds.items() if value}
 
 

@@ -3,6 +3,10 @@
 Rows are inserted only where absent, so each step can be repeated. The checkpoint moves by a
 conditional write that only a live, ingesting run admits.
 
+A large rerun starts with expected counters, `planned`. Each write of the checkpoint adds up the
+rows copied, `copied`, and the end of the ingestion adds the difference. Settlements meanwhile are
+never overwritten.
+
 Rows carry no condition on the run, so a slow ingester may write some after the run was stopped or
 finished by others. `repair_late_rows` handles these: a later end of the ingestion counts them, else
 a recount does, and those of a deleted run are removed. If the recount has to wait, or its caller
@@ -19,6 +23,7 @@ from msgspec import structs
 from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import CallInFlight, not_found
 from conveyor.domain.model import RunFailure, RunStatus
+from conveyor.domain.result_shape import SIZE_CLASSES, counted_type
 from conveyor.domain.states import live_run_status
 from conveyor.ports.ingestion import Ingesting, StagedRows
 from conveyor.ports.maintenance import StuckIngest
@@ -29,21 +34,27 @@ from conveyor.prod.dynamodb.client import (
     conflicting_item,
     contention_error,
     decode_intact,
+    decodes_row,
     keys_of,
     merge_json,
 )
-from conveyor.prod.dynamodb.copying import CopyResult, RowCopy, fresh_item, summarize_rows
-from conveyor.prod.dynamodb.counters import (
+from conveyor.prod.dynamodb.copying import (
+    CopyResult,
     Counts,
-    IngestRow,
-    counter_changes,
-    find_ingest_row,
-    ingest_row_at,
-    read_ingest_row,
-    recount_at,
+    KnownNames,
+    RowCopy,
+    Selection,
+    fresh_item,
+    sum_maps,
+    summarize_rows,
 )
+from conveyor.prod.dynamodb.counters import recount_at
 from conveyor.prod.dynamodb.run_rows import (
+    GROUPS,
+    REASON,
+    SIZE,
     TRIES,
+    TYPES,
     Change,
     DynamoRunRows,
     RunPlace,
@@ -61,6 +72,122 @@ from conveyor.prod.dynamodb.schema import (
     task_sort_key,
 )
 from conveyor.prod.dynamodb.task_rows import insert_items
+
+_counts = msgspec.json.Decoder(Counts)
+
+
+class IngestRow(NamedTuple):
+    """A run's row with the counts of its ingestion.
+
+    `planned` holds the rows that the run's counters expect, `copied` the rows added up so far.
+    `recopied`: a call may have written rows without adding them up, so only the rows themselves
+    tell. The texts are the JSON as stored, "" if absent.
+    """
+
+    row: RunRow
+    planned: Counts
+    copied: Counts
+    recopied: bool
+    planned_text: str
+    copied_text: str
+
+    @property
+    def can_ingest(self) -> bool:
+        """True if the run admits more rows."""
+        return self.row.live and self.row.run.ingesting
+
+    @property
+    def names(self) -> KnownNames:
+        """The names that the run has begun with, and come upon since."""
+        types = frozenset(self.planned.types) | frozenset(self.copied.types)
+        return KnownNames(frozenset(self.planned.groups), types)
+
+    @property
+    def next_index(self) -> int:
+        """The checkpoint."""
+        ingest = self.row.run.ingest
+        return 0 if ingest is None else ingest.next_index
+
+
+async def find_ingest_row(records: DynamoRunRows, run_id: str) -> IngestRow | None:
+    """Read a run strongly by its id; None if there is none."""
+    place = await records.places.find(run_id)
+    return None if place is None else await ingest_row_at(records, place)
+
+
+async def ingest_row_at(records: DynamoRunRows, place: RunPlace) -> IngestRow | None:
+    """Read a run strongly by its place; None if it is gone."""
+    item = await records.table.get(place.key)
+    return None if item is None else read_ingest_row(item)
+
+
+@decodes_row
+def read_ingest_row(item: Item) -> IngestRow:
+    """Decode a run and the counts of its ingestion. Raises DamagedRow."""
+    row = read_run_row(item)
+    planned, copied = item.get("planned", ""), item.get("copied", "")
+    return IngestRow(
+        row,
+        # All rows of a submit are fresh.
+        _counts.decode(planned) if planned else Counts(fresh=row.run.stats.total),
+        _counts.decode(copied) if copied else Counts(),
+        item.get("recopied", False),
+        planned,
+        copied,
+    )
+
+
+def counter_changes(before: Counts, after: Counts) -> dict[str, int]:
+    """Return the additions that turn counters for the rows of `before` into counters for those of
+    `after`; see `map_changes` for groups and media types."""
+    reasons = sorted(before.reasons.keys() | after.reasons.keys())
+    adds = {
+        "total": after.total - before.total,
+        "successful": after.successful - before.successful,
+        "failed": after.failed - before.failed,
+        "inherited": after.inherited - before.inherited,
+        **{
+            f"{REASON}{reason}": after.reasons.get(reason, 0) - before.reasons.get(reason, 0)
+            for reason in reasons
+        },
+        **{
+            f"{SIZE}{number}": after.sizes[number] - before.sizes[number]
+            for number in range(SIZE_CLASSES)
+        },
+    }
+    return {name: change for name, change in adds.items() if change}
+
+
+def map_changes(row: RunRow, before: Counts, after: Counts) -> Change:
+    """Return the change that turns groups and media types of a run for the rows of `before` into
+    those for the rows of `after`. It sets the maps whole, as long as no addition came between; as a
+    rule they agree, and it does nothing."""
+    sets: dict[str, Plain] = {}
+    if before.groups != after.groups:
+        less = {group_id: -count for group_id, count in before.groups.items()}
+        change = sum_maps(less, after.groups)
+        groups = {
+            group_id: [max(group.failed + change.get(group_id, 0), 0), group.last_at]
+            for group_id, group in row.groups.items()
+        }
+        sets[GROUPS] = groups
+    if before.types != after.types:
+        types = dict(row.run.stats.shape.types)
+        for name, count in before.types.items():
+            types[name] = types.get(name, 0) - count
+        for name, count in after.types.items():
+            counted = counted_type(name, types)
+            types[counted] = types.get(counted, 0) + count
+        sets[TYPES] = {name: count for name, count in types.items() if count > 0}
+    if not sets:
+        return Change()
+    return Change(
+        sets={name: value for name, value in sets.items() if value},
+        removes=[name for name, value in sets.items() if not value],
+        condition="flushes = :seen_flushes AND counter_epoch = :seen_epoch",
+        values={"seen_flushes": row.flushes, "seen_epoch": row.counter_epoch},
+    )
+
 
 MARK_RECOPIED = Change(sets={"recopied": True})
 """The rows exist but may not be added up. The change raises the version, so an end of the ingestion
@@ -146,7 +273,8 @@ async def _final_counts(records: DynamoRunRows, known: IngestRow) -> Counts:
         return Counts(fresh=run.ingest.end if live else await _count_rows(records, known.row.place))
     if live and not known.recopied:
         return known.copied
-    rows = await summarize_rows(records.table, known.row.place, first=0, end=run.ingest.end)
+    names = known.names
+    rows = await summarize_rows(records.table, known.row.place, names, first=0, end=run.ingest.end)
     return rows.counts
 
 
@@ -172,7 +300,14 @@ def _finish_change(known: IngestRow, counts: Counts) -> Change:
         counters = {name: getattr(run.stats, name) + adds.get(name, 0) for name in _STATUS_COUNTERS}
         stats = structs.replace(run.stats, **counters)
         status = live_run_status(stats, job_closed=run.last_batch_received)
-    return Change(status=None if status is run.status else status, ingesting=False, adds=adds)
+    maps = map_changes(known.row, known.planned, counts)
+    return maps._replace(
+        status=None if status is run.status else status,
+        ingesting=False,
+        adds=adds,
+        # With many groups these are large, and every addition would pay for them.
+        removes=[*maps.removes, "planned", "copied"],
+    )
 
 
 _pairs = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
@@ -236,7 +371,7 @@ class DynamoIngestion:
                 return None
             place = known.row.place
             if known.next_index >= end_index:
-                return await self._references(place, first_index, end_index)
+                return await self._references(known, first_index, end_index)
             # Rows before the checkpoint exist, whoever wrote them.
             start = known.next_index
             copied = await self._copy(known, start, end_index, now)
@@ -245,9 +380,10 @@ class DynamoIngestion:
                 return None
             rows = copied.rows
             if not copied.all_inserted:
-                rows = await summarize_rows(self._table, place, first=start, end=end_index)
+                names = known.names
+                rows = await summarize_rows(self._table, place, names, first=start, end=end_index)
             if await self._count_copied(known, rows.counts, end=end_index, now=now):
-                earlier = await self._references(place, first_index, start)
+                earlier = await self._references(known, first_index, start)
                 return earlier + [one for one in rows.references if one[0] >= first_index]
             written = WrittenRows(copied.keys, copied.inserted)
             if not await repair_late_rows(self._records, place, written, now=now):
@@ -294,7 +430,13 @@ class DynamoIngestion:
         source = await self._records.read(run.rerun_of)
         if source is None:
             raise not_found("run")
-        copy = RowCopy(self._table, source, known.row.place, run.ingest.statuses)
+        copy = RowCopy(
+            self._table,
+            source,
+            known.row.place,
+            Selection(run.ingest.statuses, run.ingest.groups),
+            known.names,
+        )
         return await copy.run(first=first, end=end, now=now)
 
     async def _raise_in_flight(self, known: IngestRow, copied: CopyResult, now: int) -> None:
@@ -309,12 +451,14 @@ class DynamoIngestion:
             self._records, place, WrittenRows(copied.keys, copied.inserted), now=now
         )
 
-    async def _references(self, place: RunPlace, first: int, end: int) -> list[tuple[int, str]]:
+    async def _references(self, known: IngestRow, first: int, end: int) -> list[tuple[int, str]]:
         """Return the references of copied rows, from `first` below `end`, that are still to be
         worked."""
         if first >= end:
             return []
-        return (await summarize_rows(self._table, place, first=first, end=end)).references
+        names = known.names
+        rows = await summarize_rows(self._table, known.row.place, names, first=first, end=end)
+        return rows.references
 
     async def _count_copied(self, known: IngestRow, counts: Counts, *, end: int, now: int) -> bool:
         """Move the checkpoint of a rerun and add the copied rows; return False if it had moved

@@ -167,6 +167,11 @@ class JobReads:
         item = await self._table.get(job_key(job_id))
         return None if item is None else read_job_row(item)
 
+    async def jobs(self, job_ids: Iterable[str]) -> dict[str, Job]:
+        """Read jobs of any callers by their ids; leave out those that are unreadable."""
+        items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
+        return {row.job.job_id: row.job for row in decode_intact(read_job_row, items.values())}
+
     async def find(self, caller: str, job_id: str) -> JobAndRun | None:
         """Read a caller's job with its latest run; None if the caller has no such job."""
         job = await self.job(job_id)

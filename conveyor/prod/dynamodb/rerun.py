@@ -11,13 +11,14 @@ source has checked its pins, and has to check them again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.failure_groups import group_filter
 from conveyor.domain.model import (
     Ingest,
     IngestStatus,
@@ -25,21 +26,27 @@ from conveyor.domain.model import (
     JobView,
     Run,
     RunStatus,
+    TaskFailure,
     TaskStatus,
 )
 from conveyor.ports.records import IdempotencyScope, Rerun, RerunRequest, StoredResponse
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import Item, Query, Table, contention_error, merge_json
 from conveyor.prod.dynamodb.copying import (
+    NO_SIZES,
+    Counts,
     Intent,
+    Selection,
     abandon_intent,
+    carry_groups,
     concurrent_rerun_error,
     copy_source_rows,
     delete_intent_part,
     refuse_live_claims,
     write_intent,
 )
-from conveyor.prod.dynamodb.counters import Counts, recount_at
+from conveyor.prod.dynamodb.counters import recount_at
+from conveyor.prod.dynamodb.failure_groups import group_items
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import JobAndRun, JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.outbox_rows import new_entry_parts
@@ -47,6 +54,7 @@ from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
     DynamoRunRows,
+    GroupCount,
     RunPlace,
     RunRow,
     new_run_item,
@@ -125,24 +133,61 @@ def new_run(
     return NewRun(source, run, counts, pinned)
 
 
-def expected_counts(source: RunRow, statuses: frozenset[TaskStatus] | None) -> Counts:
-    """Return the counts of a rerun's rows as the source's counters suggest. Counters do not tell
-    pending tasks from claimed ones, so a rerun of either kind expects both until its rows are
-    copied."""
-    stats = source.run.stats
+def selection(request: RerunRequest, source: RunRow) -> Selection:
+    """Return the choice of the source's tasks that start afresh."""
+    if request.groups is None:
+        return Selection(request.statuses)
+    groups = group_filter(request.groups, list(source.groups))
+    return Selection(frozenset({TaskStatus.FAILED}), groups)
+
+
+def expected_counts(
+    source: RunRow, chosen: Selection, reasons_of: Mapping[str, str] | None = None
+) -> Counts:
+    """Return the counts of a rerun's rows as the source's counters suggest.
+
+    Counters do not tell pending tasks from claimed ones, so a rerun of either kind expects both
+    until its rows are copied. `reasons_of` has the reason of each failure group.
+    """
+    stats, statuses = source.run.stats, chosen.statuses
     if statuses is None:
         return Counts(fresh=stats.total)
+    kept = {
+        group_id: group.failed
+        for group_id, group in source.groups.items()
+        if group.failed and not chosen.takes(TaskStatus.FAILED, group_id)
+    }
+    failed = sum(kept.values())
+    others_kept = not chosen.takes(TaskStatus.FAILED, None)
+    if others_kept:
+        failed += stats.failed - sum(group.failed for group in source.groups.values())
+    keeps_bodies = TaskStatus.SUCCESSFUL not in statuses
     unfinished = {TaskStatus.PENDING, TaskStatus.PROCESSING} & statuses
-    fresh = max(0, stats.total - stats.completed) if unfinished else 0
-    is_inherited = {one: one not in statuses for one in TaskStatus}
-    fresh += 0 if is_inherited[TaskStatus.SUCCESSFUL] else stats.successful
-    fresh += 0 if is_inherited[TaskStatus.FAILED] else stats.failed
+    fresh = stats.failed - failed + (max(0, stats.total - stats.completed) if unfinished else 0)
     return Counts(
-        fresh=fresh,
-        successful=stats.successful if is_inherited[TaskStatus.SUCCESSFUL] else 0,
-        failed=stats.failed if is_inherited[TaskStatus.FAILED] else 0,
-        reasons=stats.failure_reasons if is_inherited[TaskStatus.FAILED] else {},
+        fresh=fresh if keeps_bodies else fresh + stats.successful,
+        successful=stats.successful if keeps_bodies else 0,
+        failed=failed,
+        reasons=_reasons_kept(source, kept, reasons_of or {}, others_kept=others_kept),
+        groups=kept,
+        sizes=stats.shape.sizes if keeps_bodies else NO_SIZES,
+        types=dict(stats.shape.types) if keeps_bodies else {},
     )
+
+
+def _reasons_kept(
+    source: RunRow, kept: Mapping[str, int], reasons_of: Mapping[str, str], *, others_kept: bool
+) -> dict[str, int]:
+    """Return the inherited failures by reason: those of the groups `kept`, and of none."""
+    if others_kept:
+        reasons = {str(one): count for one, count in source.run.stats.failure_reasons.items()}
+        changes = {one: -group.failed for one, group in source.groups.items() if one not in kept}
+    else:
+        reasons, changes = {}, dict(kept)
+    for group_id, count in changes.items():
+        reason = reasons_of.get(group_id, str(TaskFailure.OTHER))
+        reasons[reason] = reasons.get(reason, 0) + count
+    return {reason: count for reason, count in reasons.items() if count > 0}
 
 
 async def pinned_runs(table: Table, source: RunRow) -> list[str]:
@@ -170,7 +215,11 @@ async def write_early_pins(table: Table, new: NewRun) -> None:
 def transaction_parts(table: Table, new: NewRun) -> list[dict[str, Any]]:
     """Describe the transaction that makes the run, without its intent and its idempotency key."""
     job, source = new.source
-    item = new_run_item(new.run, job.job, inherited=new.counts.inherited)
+    groups = {
+        group_id: GroupCount(count, source.groups[group_id].last_at)
+        for group_id, count in new.counts.groups.items()
+    }
+    item = new_run_item(new.run, job.job, groups=groups)
     if new.run.ingest is not None:
         item["planned"] = merge_json("", new.counts)
     return [
@@ -283,6 +332,7 @@ class _RerunCall:
         existing = await self._records.read(self._request.run_id)
         if (
             existing is None
+            or existing.run.ingest is not None
             or await self._records.change_with_retry(existing, self._unsettled_change, now=now)
             is None
         ):
@@ -300,7 +350,7 @@ class _RerunCall:
         """Answer for a run that exists already."""
         if existing.run.job_id != self._request.job_id:
             raise ConveyorError(ErrorCode.CONFLICT, "the run exists already, of another job")
-        answer = self._answer(_rerun_result(view.job_view, existing.run, existing.inherited))
+        answer = self._answer(_rerun_result(view.job_view, existing.run))
         if parts := self._responses.answer_parts(once, answer):
             await self._table.transact(parts, token=self._table.clock.new_id())
         return answer
@@ -314,18 +364,17 @@ class _RerunCall:
             return await self._prepare_large(source)
         if stats.completed >= stats.total:
             # All tasks have ended, so the counters alone tell whether any matches.
-            _refuse_empty(expected_counts(source.run, request.statuses))
-        if self._is_overtaken:
-            raise concurrent_rerun_error()
-        place = source.place(request.run_id)
-        self._intent = await write_intent(
-            self._table, place, source.run, holder=self._holder, now=request.now
-        )
+            _refuse_empty(expected_counts(source.run, selection(request, source.run)))
+        await self._take_intent(source)
+        assert self._intent is not None
         rows = await copy_source_rows(
-            self._table, self._intent, source.run, request.statuses, now=request.now
+            self._table, self._intent, source.run, selection(request, source.run), now=request.now
         )
         self._end = rows.end
         _refuse_empty(rows.counts)
+        if rows.counts.groups:
+            items = await group_items(self._table, source.run.run.run_id)
+            await carry_groups(self._table, self._intent, items, rows.counts.groups)
         return new_run(
             source,
             request.run_id,
@@ -335,17 +384,37 @@ class _RerunCall:
             now=request.now,
         )
 
+    async def _take_intent(self, source: RerunSource) -> None:
+        if self._is_overtaken:
+            raise concurrent_rerun_error()
+        request, place = self._request, source.place(self._request.run_id)
+        self._intent = await write_intent(
+            self._table, place, source.run, holder=self._holder, now=request.now
+        )
+
     async def _prepare_large(self, source: RerunSource) -> NewRun:
         """Prepare the run with expected counters. It pins its source until the rows are copied, and
-        the runs that the source draws from."""
+        the runs that the source draws from. An intent covers the groups that it begins with."""
         request, row = self._request, source.run
-        counts = expected_counts(row, request.statuses)
+        chosen = selection(request, row)
+        items: dict[str, Item] = {}
+        if row.groups and chosen.leaves_failures:
+            items = await group_items(self._table, row.run.run_id)
+        counts = expected_counts(
+            row, chosen, {group_id: item["reason"] for group_id, item in items.items()}
+        )
         _refuse_empty(counts)
         pinned = [row.run.run_id]
-        if request.statuses is not None:
+        if chosen.statuses is not None:
             pinned += await pinned_runs(self._table, row)
         end = row.run.next_index
-        ingest = Ingest(status=IngestStatus.PENDING, end=end, statuses=request.statuses)
+        ingest = Ingest(
+            status=IngestStatus.PENDING, end=end, statuses=chosen.statuses, groups=chosen.groups
+        )
+        if counts.groups:
+            await self._take_intent(source)
+            assert self._intent is not None
+            await carry_groups(self._table, self._intent, items, counts.groups)
         return new_run(
             source, request.run_id, counts, end=end, pinned=pinned, now=request.now, ingest=ingest
         )
@@ -362,7 +431,8 @@ class _RerunCall:
         if row.run.stats.total < request.large_from:
             # Copying a large run checks the claims of its rows, step by step.
             await refuse_live_claims(self._table, row, now=request.now)
-        if request.statuses is not None and row.run.created_at < request.window_start:
+        is_partial = request.statuses is not None or request.groups is not None
+        if is_partial and row.run.created_at < request.window_start:
             raise ConveyorError(
                 ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED,
                 "the latest run is too old for a partial rerun",
@@ -372,7 +442,7 @@ class _RerunCall:
     async def _commit(self, new: NewRun, once: IdempotencyScope | None) -> StoredResponse:
         """Write the transaction. Raises AwsRefused if anything has changed since it was read."""
         view = JobView(new.job().job, new.run)
-        answer = self._answer(_rerun_result(view, new.run, new.counts.inherited))
+        answer = self._answer(_rerun_result(view, new.run))
         await write_early_pins(self._table, new)
         intent_parts = (
             [] if self._intent is None else [delete_intent_part(self._table, self._intent)]
@@ -393,14 +463,14 @@ class _RerunCall:
         return answer
 
 
-def _rerun_result(view: JobView, run: Run, inherited: int) -> Rerun:
+def _rerun_result(view: JobView, run: Run) -> Rerun:
     if run.rerun_of is None:
         raise ConveyorError(ErrorCode.CONFLICT, "the run exists already and is not a rerun")
     return Rerun(
         view,
         rerun_of=run.rerun_of,
-        retried=run.stats.total - inherited,
-        inherited=inherited,
+        retried=run.stats.total - run.stats.inherited,
+        inherited=run.stats.inherited,
     )
 
 

@@ -28,7 +28,9 @@ from conveyor.domain.model import (
     RunStats,
     RunStatus,
     Spend,
+    TaskStatus,
 )
+from conveyor.domain.result_shape import SIZE_CLASSES, ResultShape
 from conveyor.domain.shards import Shards, ShardScheme, shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.outbox import EntryKey, Subscriber
@@ -47,6 +49,7 @@ from conveyor.prod.dynamodb.client import (
 )
 from conveyor.prod.dynamodb.outbox_rows import WAITING, make_due, subscribers_of
 from conveyor.prod.dynamodb.schema import (
+    GROUPS_SHAPE,
     ROW_SHAPE,
     SORT_KEY,
     TEMPLATE_SHAPE,
@@ -125,6 +128,13 @@ class RunPlaces:
 
 REASON = "failed_"
 """Prefix of the counters of failed tasks by reason, such as `failed_timeout`."""
+SIZE = "size_"
+"""Prefix of the counters of bodies by size class, such as `size_0`. A class without one has no
+counter."""
+TYPES = "types"
+"""The map of bodies by media type; absent without one."""
+GROUPS = "failure_groups"
+"""The map of failure groups; absent without one."""
 
 _TEXT_ATTRIBUTES = ("run_id", "job_id", "caller")
 _NUMBER_ATTRIBUTES = (
@@ -147,15 +157,22 @@ _encode = msgspec.json.encode
 _ingest = msgspec.json.Decoder(Ingest)
 
 
+class GroupCount(NamedTuple):
+    """The failed tasks of a group, and the instant of the failure that was counted last."""
+
+    failed: int
+    last_at: int
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run as read, with the attributes that only this store keeps.
 
     `counter_epoch` is raised by every absolute write of the counters. `sequences` holds the number
-    of each worker's last addition, `flushes` the number of additions. `inherited` counts rows
-    copied with a body of an earlier run. `reserved` holds additions that are not counted yet, as
-    number of tasks by first index; `given_up` those that never will be. `ended_at` is 0 before the
-    end. `subscribers`: an outbox entry for each waits for the end. `unsettled`: rows may change or
-    appear, uncounted, after the run's end, so it needs a recount.
+    of each worker's last addition, `flushes` the number of additions. `groups` holds the failure
+    groups by id. `reserved` holds additions that are not counted yet, as number of tasks by first
+    index; `given_up` those that never will be. `ended_at` is 0 before the end. `subscribers`: an
+    outbox entry for each waits for the end. `unsettled`: rows may change or appear, uncounted,
+    after the run's end, so it needs a recount.
     """
 
     run: Run
@@ -167,7 +184,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     counter_epoch: int = 0
     sequences: dict[str, int] = {}
     flushes: int = 0
-    inherited: int = 0
+    groups: Mapping[str, GroupCount] = {}
     reserved: dict[str, int] = {}
     given_up: dict[str, int] = {}
     ended_at: int = 0
@@ -194,8 +211,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return not any(0 <= index - int(start) < count for start, count in unfinished)
 
 
-def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
-    """Make the row of a new run."""
+def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None = None) -> Item:
+    """Make the row of a new run, which begins with failure groups if it takes any over."""
     item: Item = {
         "shape": _shape(run, live=run.status in LIVE_RUN_STATES, ingesting=run.ingesting),
         "run_id": run.run_id,
@@ -215,7 +232,6 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
         "last_batch_received": run.last_batch_received,
         "next_index": run.next_index,
         "version": run.version,
-        "inherited": inherited,
         "counter_epoch": 0,
         "sequences": {},
         "flushes": 0,
@@ -223,7 +239,7 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
         "queue_generation": 0,
         "ingesting": run.ingesting,
         "dispatch_changed_at": run.created_at,
-        **counters(run.stats),
+        **counters(run.stats, groups or {}),
         **{WAITING[subscriber]: True for subscriber in subscribers_of(job, run)},
     }
     found_by = index_keys(
@@ -233,6 +249,7 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
         ingesting=run.ingesting,
         unsettled=False,
         changed_at=run.created_at,
+        caller=job.caller,
     )
     item |= {name: key for name, key in found_by.items() if key is not None}
     if run.rerun_of is not None:
@@ -246,20 +263,31 @@ def new_run_item(run: Run, job: Job, *, inherited: int = 0) -> Item:
 def _shape(run: Run, *, live: bool, ingesting: bool) -> int:
     """Return the shape of a run's row in a state: once the run has ended, any version can end its
     ingestion."""
-    template = run.ingest is not None and run.ingest.template
-    return TEMPLATE_SHAPE if template and live and ingesting else ROW_SHAPE
+    if run.ingest is None or not live or not ingesting:
+        return ROW_SHAPE
+    afresh = run.ingest.statuses
+    if afresh is not None and (TaskStatus.FAILED not in afresh or run.ingest.groups is not None):
+        return GROUPS_SHAPE
+    return TEMPLATE_SHAPE if run.ingest.template else ROW_SHAPE
 
 
-def counters(stats: RunStats) -> Item:
+def counters(stats: RunStats, groups: Mapping[str, GroupCount]) -> Item:
     """Return the counters of a run as attributes."""
-    return {
+    item: Item = {
         "total": stats.total,
         "successful": stats.successful,
         "failed": stats.failed,
+        "inherited": stats.inherited,
         "credits": stats.spend.credits,
         "cost": stats.spend.cost,
         **{f"{REASON}{reason}": count for reason, count in stats.failure_reasons.items()},
+        **{f"{SIZE}{number}": count for number, count in enumerate(stats.shape.sizes) if count},
     }
+    if stats.shape.types:
+        item[TYPES] = dict(stats.shape.types)
+    if groups:
+        item[GROUPS] = {group_id: list(group) for group_id, group in groups.items()}
+    return item
 
 
 def index_keys(
@@ -270,6 +298,7 @@ def index_keys(
     ingesting: bool,
     unsettled: bool,
     changed_at: int,
+    caller: str,
 ) -> dict[str, str | None]:
     """Return the index keys of a run in this state; None removes the attribute."""
     if status is RunStatus.DELETED:
@@ -287,7 +316,7 @@ def index_keys(
         "gsi1pk": owner,
         "gsi1sk": None if owner is None else run_id,
         "gsi2pk": schema.active(run_id) if works else schema.idle(run_id),
-        "gsi2sk": schema.by_time(changed_at, run_id),
+        "gsi2sk": schema.change_place(changed_at, run_id, caller),
     }
 
 
@@ -308,7 +337,7 @@ def read_run_row(item: Item) -> RunRow:
         counter_epoch=item["counter_epoch"],
         sequences=item["sequences"],
         flushes=item["flushes"],
-        inherited=item["inherited"],
+        groups={group_id: GroupCount(*group) for group_id, group in item.get(GROUPS, {}).items()},
         reserved=item.get("reserved", {}),
         given_up=item.get("given_up", {}),
         ended_at=item.get("ended_at", 0),
@@ -355,6 +384,11 @@ def _stats(item: dict[str, Any]) -> RunStats:
         failed=item["failed"],
         failure_reasons=reasons,
         spend=Spend(item["credits"], float(item["cost"])),
+        inherited=item["inherited"],
+        shape=ResultShape(
+            tuple(item.get(f"{SIZE}{number}", 0) for number in range(SIZE_CLASSES)),
+            item.get(TYPES, {}),
+        ),
     )
 
 
@@ -580,6 +614,7 @@ def _set_state(
         ingesting=ingesting,
         unsettled=unsettled,
         changed_at=at,
+        caller=row.caller,
     )
     for name, value in keys.items():
         if value is None:

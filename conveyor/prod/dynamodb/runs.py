@@ -5,13 +5,18 @@
 - `DispatchReads` discovers runs with work through an index, which lags behind its table by
   milliseconds as a rule. Readers repeat, and start each read a margin before the last one; a single
   run is read from its own row.
+- `RecentChanges` reads runs by their last change, through the same index.
 - `Tombstones` lists deleted runs, and notes when their scrub was last under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -21,10 +26,12 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, JobStatus, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
 from conveyor.ports.records import (
+    ChangedRun,
     DispatchChange,
     IdempotencyScope,
     Rerun,
     RerunRequest,
+    RunPosition,
     StoredResponse,
 )
 from conveyor.prod.aws.calls import AwsRefused
@@ -32,6 +39,7 @@ from conveyor.prod.dynamodb.client import (
     Item,
     Query,
     Table,
+    Tagged,
     UnreadableRow,
     conflicting_item,
     contention_error,
@@ -40,6 +48,7 @@ from conveyor.prod.dynamodb.client import (
     keys_of,
 )
 from conveyor.prod.dynamodb.deliveries import drop_deliveries_of
+from conveyor.prod.dynamodb.failure_groups import remove_group_items
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.rerun import DynamoReruns
 from conveyor.prod.dynamodb.run_rows import (
@@ -57,6 +66,10 @@ from conveyor.prod.dynamodb.schema import (
     BY_DISPATCH,
     BY_OWNER,
     END,
+    INDEXES,
+    PARTITION_KEY,
+    SORT_KEY,
+    SPREAD,
     Key,
     all_partitions,
     by_time,
@@ -125,12 +138,14 @@ class Deletion:
         raise contention_error()
 
     async def purge_run(self, run_id: str) -> None:
-        """Remove the tombstone of a deleted run with its exports and pins; see `Runs.purge_run`."""
+        """Remove the tombstone of a deleted run with its exports, pins and failure groups; see
+        `Runs.purge_run`."""
         row = await self._records.read(run_id)
         if row is None or row.run.status is not RunStatus.DELETED:
             return
         await self._table.delete_many(await self._exports_of(row))
         await self._table.delete_many(await self._pins_of(row))
+        await remove_group_items(self._table, run_id)
         parts = [self._table.delete_part(key) for key in (row.place.key, place_key(run_id))]
         await self._table.transact(parts, token=self._table.clock.new_id())
 
@@ -382,6 +397,139 @@ def _dispatchable(row: RunRow) -> DispatchableRun:
     )
 
 
+MOST_LOOKED_AT = 1_000
+"""Entries of the index that one page of runs by their last change reads, about."""
+SPARE = 8
+"""Entries read per partition beyond its share, because no share is exact."""
+
+
+class _Entry(NamedTuple):
+    """A run in the index of changes: its place there, which is newer the greater it is, and the key
+    of its row."""
+
+    place: str
+    key: Key
+    run_id: str
+
+    @property
+    def position(self) -> RunPosition:
+        """The place as the port has it."""
+        return RunPosition(int(self.place.partition("#")[0]), self.run_id)
+
+
+@dataclass(slots=True)
+class _ChangeCursor:
+    """The position in one partition of the index."""
+
+    partition: str
+    entries: deque[_Entry] = field(default_factory=deque)
+    last: dict[str, Tagged] | None = None
+    done: bool = False
+
+
+class RecentChanges:
+    """Reads runs by their last change, of all callers or of one.
+
+    The index shows where to look, in eight partitions that are merged; rows of runs and jobs found
+    there are read strongly. Of one caller's runs, and of live ones, the index is looked through at
+    most MOST_LOOKED_AT entries deep, so a page may be short though more runs follow further down.
+    """
+
+    def __init__(self, records: DynamoRunRows, caller: str | None, *, live: bool) -> None:
+        self._records = records
+        self._table = records.table
+        self._caller = caller
+        self._live = live
+        self._looked_at = 0
+
+    async def read(self, before: RunPosition | None, limit: int) -> list[ChangedRun]:
+        """Return a page; see `RunChanges.changed_runs`."""
+        found: dict[str, ChangedRun] = {}
+        async for entries in self._entries(before, limit):
+            for changed in await self._runs(entries):
+                # A run that moves meanwhile is found twice: the first entry is the later one.
+                found.setdefault(changed.run.run_id, changed)
+            if len(found) >= limit:
+                break
+        return list(found.values())[:limit]
+
+    async def _entries(self, before: RunPosition | None, limit: int) -> AsyncIterator[list[_Entry]]:
+        """Find entries that may be wanted, latest first, about `limit` at a time."""
+        cursors = [
+            _ChangeCursor(one) for one in (*all_partitions("active"), *all_partitions("idle"))
+        ]
+        below = END if before is None else by_time(before.changed_at, before.run_id)
+        rare = self._caller is not None or self._live
+        share = MOST_LOOKED_AT // len(cursors) if rare else ceil(limit / SPREAD) + SPARE
+        ready: list[_Entry] = []
+        while True:
+            empty = [one for one in cursors if not one.entries and not one.done]
+            if empty and self._looked_at >= MOST_LOOKED_AT:
+                break
+            await for_each(partial(self._look, below=below, limit=share), empty)
+            if any(not one.entries and not one.done for one in empty):
+                continue
+            filled = [one for one in cursors if one.entries]
+            if not filled:
+                break
+            ready.append(max(filled, key=lambda one: one.entries[0].place).entries.popleft())
+            if len(ready) >= limit:
+                yield ready
+                ready = []
+        if ready:
+            yield ready
+
+    async def _look(self, cursor: _ChangeCursor, *, below: str, limit: int) -> None:
+        """Read further in one partition."""
+        page = await self._table.page(
+            Query(
+                cursor.partition,
+                index=BY_DISPATCH,
+                below=below,
+                forward=False,
+                limit=limit,
+                start=cursor.last,
+            )
+        )
+        self._looked_at += page.read
+        cursor.entries.extend(
+            entry for item in page.items if (entry := self._wanted(item)) is not None
+        )
+        cursor.last, cursor.done = page.last, page.last is None
+
+    def _wanted(self, item: Item) -> _Entry | None:
+        """Return the entry of a run that may be wanted. Versions before wrote no caller into it."""
+        place = str(item[INDEXES[BY_DISPATCH][1]])
+        caller = place.split("#", 2)[2:]
+        status = item.get("status")
+        if status == RunStatus.DELETED or (self._live and status not in LIVE_RUN_STATES):
+            return None
+        if self._caller is not None and caller not in ([], [self._caller]):
+            return None
+        return _Entry(place, Key(item[PARTITION_KEY], item[SORT_KEY]), place.split("#")[1])
+
+    async def _runs(self, entries: Sequence[_Entry]) -> list[ChangedRun]:
+        """Read the runs of entries, and their jobs; leave out those that are not wanted."""
+        items = await self._table.get_many([entry.key for entry in entries])
+        rows = {row.place.key: row for row in decode_intact(read_run_row, items.values())}
+        kept = {key: row for key, row in rows.items() if self._takes(row)}
+        jobs = await JobReads(self._records).jobs({row.run.job_id for row in kept.values()})
+        found: list[ChangedRun] = []
+        for entry in entries:
+            row = kept.get(entry.key)
+            job = None if row is None else jobs.get(row.run.job_id)
+            if row is None or job is None or job.status is JobStatus.DELETED:
+                continue
+            run = (await self._records.with_late_status(row)).run
+            if not self._live or run.status in LIVE_RUN_STATES:
+                found.append(ChangedRun(job, run, entry.position))
+        return found
+
+    def _takes(self, row: RunRow) -> bool:
+        is_callers = self._caller is None or row.caller == self._caller
+        return is_callers and row.run.status is not RunStatus.DELETED
+
+
 class Tombstones:
     """Lists and touches the rows of deleted runs."""
 
@@ -509,6 +657,16 @@ class DynamoRuns:
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
         return await self._dispatch.dispatchable_run(run_id)
+
+    async def changed_runs(
+        self,
+        caller: str | None,
+        *,
+        before: RunPosition | None,
+        limit: int,
+        live: bool = False,
+    ) -> list[ChangedRun]:
+        return await RecentChanges(self._records, caller, live=live).read(before, limit)
 
     async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
         return await self._tombstones.find_all(before=before)

@@ -44,7 +44,11 @@ ROW_SHAPE = 1
 TEMPLATE_SHAPE = 2
 """The shape of a run's row while its rows are being written from a template. Versions without
 schedules would write other rows, so they are to leave the run alone until then."""
-KNOWN_SHAPE = 2
+GROUPS_SHAPE = 3
+"""The shape of a rerun's row while its rows are being copied, if failed rows are chosen by their
+group or taken over with it. Versions without failure groups would choose others, and count the
+groups wrong, so they are to leave the run alone until then."""
+KNOWN_SHAPE = 3
 """The highest shape that this version knows."""
 
 
@@ -109,6 +113,12 @@ def place_key(run_id: str) -> Key:
     """Key of a run's place item: its job, number and shards. Written with the run, never
     changed."""
     return Key(f"Run#{run_id}", "Place")
+
+
+def failure_group_key(run_id: str, group_id: str) -> Key:
+    """Key of the item of a run's failure group, beside the run's place, which names the run for
+    ever; with an empty id, the prefix of their sort keys."""
+    return Key(f"Run#{run_id}", f"Failure#{group_id}")
 
 
 def pin_key(job_id: str, source_run_id: str, run_id: str) -> Key:
@@ -245,6 +255,12 @@ def active(run_id: str) -> str:
 def idle(run_id: str) -> str:
     """gsi2: all other runs, by their last change of status or pause."""
     return _hashed_partition("idle", run_id)
+
+
+def change_place(changed_at: int, run_id: str, caller: str) -> str:
+    """gsi2: sort key of a run. It ends with the caller, so that a reader of one caller's runs tells
+    the others apart without their rows."""
+    return by_time(changed_at, f"{run_id}#{caller}")
 
 
 def schedules(job_id: str) -> str:

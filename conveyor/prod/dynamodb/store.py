@@ -8,10 +8,9 @@ from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.deliveries import DynamoDeliveries
-from conveyor.prod.dynamodb.exports import DynamoExports
+from conveyor.prod.dynamodb.expiring import DynamoExports, DynamoInputs
 from conveyor.prod.dynamodb.idempotency import DynamoIdempotency
 from conveyor.prod.dynamodb.ingestion import DynamoIngestion
-from conveyor.prod.dynamodb.inputs import DynamoInputs
 from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.outbox import DynamoOutbox
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces

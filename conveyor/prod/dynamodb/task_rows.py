@@ -42,6 +42,7 @@ from conveyor.prod.dynamodb.client import (
     tag,
     untag_all,
 )
+from conveyor.prod.dynamodb.failure_groups import remove_group_items
 from conveyor.prod.dynamodb.run_rows import RunPlace
 from conveyor.prod.dynamodb.schema import (
     END,
@@ -90,6 +91,7 @@ class _TaskRow(ClaimState, frozen=True, kw_only=True):
     result: str | None = None
     error: str | None = None
     failure: TaskFailure | None = None
+    failure_group: str | None = None
     source_run_id: str | None = None
 
 
@@ -126,7 +128,7 @@ def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
         "interruptions": source["interruptions"],
         "source_run_id": source.get("source_run_id", source_run_id),
     }
-    kept = ("result", "error", "failure")
+    kept = ("result", "error", "failure", "failure_group")
     return item | {name: source[name] for name in kept if name in source}
 
 
@@ -152,8 +154,29 @@ def read_task(run_id: str, item: Item) -> Task:
         result=None if row.result is None else _result.decode(row.result),
         error=None if row.error is None else _problem.decode(row.error),
         failure=row.failure,
+        failure_group=row.failure_group,
         source_run_id=row.source_run_id,
     )
+
+
+class BodyKind(msgspec.Struct, frozen=True):
+    """The part of a result that counters go by."""
+
+    size: int
+    content_type: str
+
+
+_body_kind = msgspec.json.Decoder(BodyKind)
+
+
+def read_body_kind(text: str) -> BodyKind:
+    """Decode a part of the result of a task's item. Raises ValueError."""
+    return _body_kind.decode(text)
+
+
+def read_problem(text: str) -> Problem:
+    """Decode the error of a task's item. Raises ValueError."""
+    return _problem.decode(text)
 
 
 @decodes_row
@@ -345,7 +368,7 @@ def _statement(table: Table, key: Key, item: Item) -> dict[str, object]:
 
 
 async def remove_rows(table: Table, place: RunPlace) -> None:
-    """Remove all rows of a run, whatever their state."""
+    """Remove all rows of a run, whatever their state, and the items of its failure groups."""
 
     async def remove(shard: int) -> None:
         partition = task_partition(place.job_id, place.shards, shard)
@@ -354,3 +377,4 @@ async def remove_rows(table: Table, place: RunPlace) -> None:
             await table.delete_many(keys_of(page.items))
 
     await for_each(remove, range(place.shards.count))
+    await remove_group_items(table, place.run_id)

@@ -13,7 +13,8 @@ from math import ceil
 
 from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
-from conveyor.domain.model import Event, RunStatus, Task, TaskStatus
+from conveyor.domain.failure_groups import FailureGroups
+from conveyor.domain.model import Event, GroupFilter, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.task_rules import (
     TERMINAL_TASK_STATES,
@@ -24,8 +25,16 @@ from conveyor.domain.task_rules import (
 )
 from conveyor.ports.tasks import Claim, NotClaimable, Settled, TaskPage
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
-from conveyor.prod.dynamodb.client import ALL_ITEMS, Item, RowFilter, Table, keys_of
+from conveyor.prod.dynamodb.client import (
+    ALL_ITEMS,
+    Item,
+    PlaceholderValue,
+    RowFilter,
+    Table,
+    keys_of,
+)
 from conveyor.prod.dynamodb.counters import Counters
+from conveyor.prod.dynamodb.failure_groups import read_failure_groups, remove_group_items
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
@@ -41,6 +50,9 @@ MOST_REMEMBERED = 10_000
 """Runs whose next index is cached."""
 MERGED_IN_MEMORY = 1_000
 """References of a merged list held in memory, about, of all shards together."""
+
+MOST_OPERANDS = 100
+"""Values that DynamoDB takes in one IN."""
 
 ALL_STATUSES = frozenset(TaskStatus)
 UNFINISHED = ALL_STATUSES - TERMINAL_TASK_STATES
@@ -70,7 +82,7 @@ class TaskPages:
         self,
         place: RunPlace,
         shard: int,
-        statuses: frozenset[TaskStatus],
+        wanted: RowFilter,
         *,
         after: int,
         limit: int,
@@ -81,23 +93,21 @@ class TaskPages:
         Each query for a rare status reads more rows than the one before. Few queries then find it,
         and read at most about twice the rows between two rows of that status.
         """
-        is_filtered = statuses < ALL_STATUSES
+        is_filtered = wanted is not ALL_ITEMS
         most = most_read if most_read is not None else ids.MAX_INDEX
         items: list[Item] = []
         read, at, more = 0, after, True
         size = min(limit, most)
         while more and len(items) < limit and read < most:
-            page = await query_after(
-                self._table, place, shard, at, limit=size, where=_filter(statuses)
-            )
+            page = await query_after(self._table, place, shard, at, limit=size, where=wanted)
             items += page.items
             read += page.read
             more = page.last is not None
             at = last_scanned_index(page, at)
-            wanted = limit - len(items)
+            size_wanted = limit - len(items)
             if is_filtered:
-                wanted = min(max(wanted, 2 * size), MAX_SCANNED)
-            size = min(wanted, most - read)
+                size_wanted = min(max(size_wanted, 2 * size), MAX_SCANNED)
+            size = min(size_wanted, most - read)
         is_cut = len(items) > limit
         del items[limit:]
         tasks = [read_task(place.run_id, item) for item in items]
@@ -124,7 +134,7 @@ class TaskPages:
 
     async def scrub(self, place: RunPlace, limit: int) -> int:
         """Remove at most `limit` rows, about as many of each shard, and return their number: 0 only
-        if none is left."""
+        if none is left. Then the items of the failure groups go too."""
         found: list[Key] = []
         share = ceil(limit / place.shards.count)
 
@@ -135,6 +145,8 @@ class TaskPages:
         await for_each(find, range(place.shards.count))
         del found[limit:]
         await self._table.delete_many(found)
+        if not found:
+            await remove_group_items(self._table, place.run_id)
         return len(found)
 
     async def _may_have_more(self, place: RunPlace, index: int) -> bool:
@@ -165,6 +177,26 @@ def _filter(statuses: frozenset[TaskStatus]) -> RowFilter:
     return RowFilter(f"#status IN ({marks})", values)
 
 
+def _group_filter(groups: GroupFilter) -> RowFilter:
+    """Return the filter for failed rows that `groups` takes; it takes some."""
+    values: dict[str, PlaceholderValue] = {"failed": str(TaskStatus.FAILED)}
+    either = []
+    if groups.named:
+        either.append(_in_groups(sorted(groups.named), "named", values))
+    if groups.outside is not None:
+        outside = _in_groups(sorted(groups.outside), "kept", values)
+        either.append(f"NOT ({outside})" if outside else "#status = :failed")
+    return RowFilter(f"#status = :failed AND ({' OR '.join(either)})", values)
+
+
+def _in_groups(group_ids: Sequence[str], mark: str, values: dict[str, PlaceholderValue]) -> str:
+    """Return the condition that a row is of one of the groups, and add its values."""
+    values |= {f"{mark}{number}": group_id for number, group_id in enumerate(group_ids)}
+    marks = [f":{mark}{number}" for number in range(len(group_ids))]
+    pieces = [marks[start : start + MOST_OPERANDS] for start in range(0, len(marks), MOST_OPERANDS)]
+    return " OR ".join(f"failure_group IN ({', '.join(piece)})" for piece in pieces)
+
+
 class DynamoTasks:
     """The tasks port. Belongs to one event loop.
 
@@ -176,6 +208,7 @@ class DynamoTasks:
     def __init__(
         self, records: DynamoRunRows, *, worker: str, flush_interval: float, patience: float = 0.0
     ) -> None:
+        self._records = records
         self._table = records.table
         self._patience = patience
         self._places = records.places
@@ -207,9 +240,10 @@ class DynamoTasks:
         found = await self._find(run_id, task_id)
         if found is None:
             return NotClaimable()
+        place, key = found
         token = self._table.clock.new_id()
         return await self._claims.claim(
-            ClaimCall(*found, worker, now, claimed_until, max_interruptions, token)
+            ClaimCall(place, task_id, key, worker, now, claimed_until, max_interruptions, token)
         )
 
     async def release_claim(self, run_id: str, task_id: str, *, worker: str) -> None:
@@ -255,7 +289,7 @@ class DynamoTasks:
             self._counters.mark_counters_uncertain(place)
             raise
         if applied and change.delta is not None:
-            return await self._counters.add(place, change.delta, epoch=epoch)
+            return await self._counters.add(place, task_id, change.delta, epoch=epoch)
         return Settled(applied, await self._status(place))
 
     async def page_tasks(
@@ -267,22 +301,32 @@ class DynamoTasks:
         after: int | None,
         limit: int,
         most_read: int | None = None,
+        groups: GroupFilter | None = None,
     ) -> TaskPage:
         place = await self._places.find(run_id)
         wanted = ALL_STATUSES if statuses is None else statuses
+        if groups is not None and (
+            TaskStatus.FAILED not in wanted or not (groups.named or groups.outside is not None)
+        ):
+            return TaskPage([], None, 0)
         start = -1 if after is None else after
         if place is None or not wanted or start >= ids.MAX_INDEX:
             return TaskPage([], None, 0)
         if not 0 <= shard < place.shards.count:
             return TaskPage([], None, 0)
+        where = _filter(wanted) if groups is None else _group_filter(groups)
         return await self._pages.page(
-            place, shard, wanted, after=start, limit=limit, most_read=most_read
+            place, shard, where, after=start, limit=limit, most_read=most_read
         )
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
         place = await self._places.find(run_id)
         item = None if place is None else await self._pages.get(place, task_id)
         return None if item is None else read_task(run_id, item)
+
+    async def failure_groups(self, run_id: str) -> FailureGroups | None:
+        row = await self._records.read(run_id)
+        return None if row is None else await read_failure_groups(self._table, row)
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
         place = await self._places.find(run_id)

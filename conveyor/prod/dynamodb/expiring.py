@@ -1,7 +1,9 @@
-"""The exports port: one item an export, and a mark beside its job.
+"""The ports of what ends by itself: file inputs and exports.
 
-Every write is a transaction that also checks the run's row, so no export of a deleted run begins or
-ends. The mark lets a strong read find all exports of a run that is being removed.
+A file input is one item, with the slot as one JSON text and the size of its upload. An export is
+one item too, with a mark beside its job. Every write of an export is a transaction that also checks
+the run's row, so no export of a deleted run begins or ends. The mark lets a strong read find all
+exports of a run that is being removed.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import msgspec
 from conveyor.domain.errors import not_found
 from conveyor.domain.model import RunStatus
 from conveyor.ports.exports import Export, ExportStatus
+from conveyor.ports.inputs import JobInput
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
     Query,
     RowFilter,
+    Table,
     contention_error,
     decode_intact,
     decodes_row,
@@ -30,16 +34,80 @@ from conveyor.prod.dynamodb.run_rows import TRIES, DynamoRunRows, RunPlace
 from conveyor.prod.dynamodb.schema import (
     BY_DISPATCH,
     EXPORTS,
+    INPUTS,
+    PARTITION_KEY,
     ROW_SHAPE,
     TIME_TO_LIVE,
     Key,
     export_item_key,
     export_mark_key,
+    input_item_key,
 )
 
 UNFINISHED = (ExportStatus.PENDING, ExportStatus.RUNNING)
 
+_slot = msgspec.json.Decoder(JobInput)
 _export = msgspec.json.Decoder(Export)
+
+
+class DynamoInputs:
+    """The inputs port."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    async def create_input(self, job_input: JobInput) -> None:
+        input_id = job_input.input_id
+        item: Item = {
+            "shape": ROW_SHAPE,
+            "slot": msgspec.json.encode(job_input).decode(),
+            "size": job_input.size,
+            **expiry_attributes(INPUTS, input_id, job_input.expires_at),
+        }
+        try:
+            await self._table.put(
+                input_item_key(input_id), item, condition="attribute_not_exists(pk)"
+            )
+        except AwsRefused as refused:
+            # An earlier try wrote the slot, and its answer was lost. It keeps an upload's size.
+            if not refused.is_condition:
+                raise
+
+    async def get_input(self, input_id: str) -> JobInput | None:
+        item = await self._table.get(input_item_key(input_id))
+        return None if item is None else _read_input(item)
+
+    async def input_uploaded(self, input_id: str, *, size: int) -> bool:
+        try:
+            await self._table.update(
+                input_item_key(input_id),
+                "SET #size = :size",
+                condition="attribute_exists(pk)",
+                size=size,
+            )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            return False
+        return True
+
+    async def expired_inputs(self, *, now: int, limit: int) -> list[str]:
+        items = await expired_items(self._table, INPUTS, now=now, limit=limit)
+        ids = [item[PARTITION_KEY].partition("#")[2] for item in items]
+        # Skip items under other keys: dropping them has no effect, so each sweep would find them.
+        return [
+            input_id
+            for input_id, item in zip(ids, items, strict=True)
+            if input_item_key(input_id).pk == item[PARTITION_KEY]
+        ]
+
+    async def drop_input(self, input_id: str) -> None:
+        await self._table.delete(input_item_key(input_id))
+
+
+@decodes_row
+def _read_input(item: Item) -> JobInput:
+    return msgspec.structs.replace(_slot.decode(item["slot"]), size=item["size"])
 
 
 class DynamoExports:
@@ -74,7 +142,7 @@ class DynamoExports:
 
     async def get_export(self, export_id: str) -> Export | None:
         item = await self._table.get(export_item_key(export_id))
-        return None if item is None else _read(item)
+        return None if item is None else _read_export(item)
 
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
         return await self._move(export_id, now=now, status=ExportStatus.RUNNING)
@@ -104,13 +172,13 @@ class DynamoExports:
             keys += keys_of(page.items)
         # The index lags: check status and time on the items.
         items = await self._table.get_many(keys)
-        found = decode_intact(_read, items.values())
+        found = decode_intact(_read_export, items.values())
         due = [one for one in found if one.status in UNFINISHED and one.updated_at < before]
         return sorted(due, key=lambda export: export.export_id)
 
     async def expired_exports(self, *, now: int, limit: int) -> list[Export]:
         items = await expired_items(self._table, EXPORTS, now=now, limit=limit)
-        return decode_intact(_read, items)
+        return decode_intact(_read_export, items)
 
     async def drop_export(self, export_id: str) -> None:
         export = await self.get_export(export_id)
@@ -126,7 +194,7 @@ class DynamoExports:
             item = await self._table.get(export_item_key(export_id))
             if item is None:
                 return None
-            known = _read(item)
+            known = _read_export(item)
             if known.status not in UNFINISHED or known.expires_at <= now:
                 return None
             place = await self._places.find(known.run_id)
@@ -171,7 +239,7 @@ def _is_run_gone(refused: AwsRefused) -> bool:
 
 
 @decodes_row
-def _read(item: Item) -> Export:
+def _read_export(item: Item) -> Export:
     return _export.decode(item["export"])
 
 
