@@ -29,6 +29,29 @@ async def _kept(blobs: FileBlobs, key: str, content: Content) -> str:
     return "kept"
 
 
+async def _packed(blobs: FileBlobs) -> list[str]:
+    """Pack bodies of a run until the disk is full, and read those that were stored; return what
+    came in the way of others, and of reading."""
+    stored: dict[str, bytes] = {}
+    errors: set[str] = set()
+    number = 0
+    while not errors:
+        bodies = [(f"results/30/J/R/00000/{number + n}.1", b"%d" % n * SMALL) for n in range(10)]
+        number += len(bodies)
+        for (_, body), one in zip(bodies, await blobs.put_new(bodies), strict=True):
+            if isinstance(one, str):
+                stored[one] = body
+            else:
+                errors.add(type(one).__name__)
+    for key, body in stored.items():
+        pieces = await blobs.open(key, size=len(body))
+        if pieces is None or b"".join([piece async for piece in pieces]) != body:
+            errors.add(f"{key} was lost")
+    assert len(stored) > 20
+    assert any("segments" in key for key in stored)
+    return sorted(errors)
+
+
 async def main(root: Path) -> dict[str, object]:
     """Store bodies until the disk is full."""
     blobs = FileBlobs(root)
@@ -52,6 +75,10 @@ async def main(root: Path) -> dict[str, object]:
         number += 1
     found["full"] = await _kept(blobs, "a/8", bytes(SMALL))
     found["large while full"] = await _kept(blobs, "a/9", _pieces(LARGE))
+    await blobs.delete_prefix("a/")
+    found["packed until full"] = await _packed(blobs)
+    await blobs.delete_prefix("results/")
+    found["packed again"] = await _packed(blobs)
     await blobs.aclose()
     found["leftovers"] = os.listdir(root / "tmp")
     return found

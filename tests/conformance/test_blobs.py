@@ -462,6 +462,8 @@ def test_a_body_too_large_for_its_disk_is_refused_and_a_full_disk_is_away(tmp_pa
         "usual ones at once": False,
         "full": "ConveyorError",
         "large while full": "ConveyorError",
+        "packed until full": ["ConveyorError"],
+        "packed again": ["ConveyorError"],
         "leftovers": [],
     }
 

@@ -470,3 +470,23 @@ async def test_a_settlement_that_did_not_apply_leaves_dead_bytes_or_no_file(api:
     await bench.handler.settle([first, second])
     assert (await api.tasks_of(bench.run_id))[0].status == "successful"
     assert len(segment_files(api.directory)) == 1
+
+
+async def test_an_inherited_row_names_the_packed_body_of_its_source(api: Api) -> None:
+    bench = await bench_over(api, 3)
+    first, second, third = await bench.answered()
+    await bench.handler.settle([first, second])
+    await bench.handler.undo([third])
+    source = await api.tasks_of(bench.run_id)
+    await api.fail(bench.run_id, source[2].task_id)
+    path = f"/v1/jobs/{bench.deliveries[0].message.job_id}"
+    rerun = await api.client.post(f"{path}/rerun", params={"status": "failed"})
+    assert rerun.status_code == 201, rerun.text
+    inherited = await api.tasks_of(rerun.json()["latest_run"]["run_id"])
+    assert [task.source_run_id for task in inherited] == [bench.run_id, bench.run_id, None]
+    for task, origin in zip(inherited[:2], source[:2], strict=True):
+        assert task.result is not None
+        assert task.result == origin.result
+        assert packed_body(task.result.blob_key) is not None
+        answer = await api.client.get(f"{path}/tasks/{task.task_id}/content")
+        assert (answer.status_code, answer.content) == (200, b"body")
