@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
+    LoopOptions,
     Outside,
     Readiness,
     allowed_hosts,
@@ -18,6 +19,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    tracer_of,
     webhooks_of,
 )
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -30,6 +32,7 @@ from conveyor.http.middleware import INBOX_PATH, is_loopback
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
@@ -69,7 +72,17 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
-    worker = build_worker(binding.ports, outside, settings, clock, telemetry=telemetry)
+    tracer = tracer_of(settings, clock)
+    worker = build_worker(
+        binding.ports,
+        outside,
+        settings,
+        clock,
+        telemetry=telemetry,
+        options=LoopOptions(tracer=tracer or NO_TRACER),
+    )
+    if tracer is not None:
+        telemetry.exemplars(lambda: tracer.latest)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -79,7 +92,11 @@ async def open_dev(
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
         options=_app_options(
-            settings, clock, worker, _inbox(binding, clock, older) if inbox else None
+            settings,
+            clock,
+            worker,
+            inbox=_inbox(binding, clock, older) if inbox else None,
+            tracer=tracer or NO_TRACER,
         ),
     )
 
@@ -88,6 +105,8 @@ async def open_dev(
             await scraper.aclose()
         await webhooks.aclose()
         await binding.ports.aclose()
+        if tracer is not None:
+            await tracer.aclose()
 
     serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(
@@ -130,7 +149,7 @@ def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) ->
 
 
 def _app_options(
-    settings: Settings, clock: Clock, worker: Worker, inbox: Inbox | None
+    settings: Settings, clock: Clock, worker: Worker, *, inbox: Inbox | None, tracer: Tracer
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -140,6 +159,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
+        tracer=tracer,
     )
 
 

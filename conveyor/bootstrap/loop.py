@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
@@ -53,6 +54,7 @@ from conveyor.ports.queues import (
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
@@ -61,6 +63,9 @@ from conveyor.settings import InvalidSetting, Settings
 from conveyor.wire.errors import TransportError
 from conveyor.wire.options import USUAL as USUAL_CLIENT
 from conveyor.wire.options import ClientOptions, Proxy, read_proxy
+
+if TYPE_CHECKING:
+    from conveyor.engine.tracing import OpenTelemetryTracer
 
 
 class Readiness:
@@ -92,6 +97,21 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_HTTP_ENGINE", missing) from None
     except ScrapeFailed:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
+
+
+def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
+    """Open the sender of traces that the settings name; None without an endpoint, and then nothing
+    of OpenTelemetry is loaded. Raises InvalidSetting if it is not installed."""
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from conveyor.engine.tracing import OpenTelemetryTracer
+    except ImportError:
+        missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
+        raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
+    return OpenTelemetryTracer(
+        clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
+    )
 
 
 def _client_options(settings: Settings) -> ClientOptions:
@@ -241,13 +261,14 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it, and how events are delivered, for alarms.
+    adds workers by it, and how events are delivered, for alarms. `tracer` records what is sampled.
     """
 
     policy: PolicyFactory = ReservePolicy
     polling: Polling = Polling()
     picking: Callable[[], PickingRule] = LeastInFlight
     logs_backlog: bool = False
+    tracer: Tracer = NO_TRACER
 
 
 USUAL = LoopOptions()
@@ -278,7 +299,9 @@ def build_worker(
         sealer=KeySealer(secrets),
         pipeline=binding.pipeline,
     )
-    deliverer = _deliverer(binding, outside.webhooks, settings, clock, telemetry)
+    deliverer = _deliverer(
+        binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
+    )
     sending = _delivery_ticker(deliverer, settings, clock)
     notifier = _notifier(
         binding, settings, clock, telemetry, origin=outside.origin, made=sending.wake
@@ -289,7 +312,14 @@ def build_worker(
     tickers = [
         _sweep_ticker(binding, settings, clock),
         telling,
-        _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
+        _schedule_ticker(
+            binding,
+            settings,
+            clock,
+            telemetry=telemetry,
+            sealer=ports.sealer,
+            tracer=options.tracer,
+        ),
     ]
     if options.logs_backlog:
         tickers.append(_minutely(reports.tell, clock, what="telling of webhooks"))
@@ -322,9 +352,15 @@ def assemble_worker(
         policy,
         clock,
         task_handler=_task_handler(
-            ports, settings, clock, worker=name, telemetry=telemetry, outages=outages
+            ports,
+            settings,
+            clock,
+            worker=name,
+            telemetry=telemetry,
+            outages=outages,
+            tracer=options.tracer,
         ),
-        control_handler=ControlHandler(chores.control),
+        control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
         options=DispatchOptions(
             slots=settings.workers,
@@ -403,6 +439,7 @@ def _task_handler(
     worker: str,
     telemetry: Telemetry,
     outages: Outages,
+    tracer: Tracer,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -414,6 +451,7 @@ def _task_handler(
             gateway=ports.gateway,
             pipeline=ports.pipeline,
             outages=outages,
+            tracer=tracer,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
@@ -539,7 +577,13 @@ def _delivery_ticker(deliverer: Deliverer, settings: Settings, clock: Clock) -> 
 
 
 def _deliverer(
-    binding: Binding, webhooks: Webhooks, settings: Settings, clock: Clock, telemetry: Telemetry
+    binding: Binding,
+    webhooks: Webhooks,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    tracer: Tracer,
 ) -> Deliverer:
     sealer = SigningKeySealer(_sealing_secrets(binding, settings))
     ports = DeliveryPorts(
@@ -548,12 +592,19 @@ def _deliverer(
         runs=binding.runs,
         webhooks=webhooks,
         signer=EventSigner(binding.signing_keys, sealer, clock),
+        tracer=tracer,
     )
     return Deliverer(ports, clock, observer=telemetry)
 
 
 def _schedule_ticker(
-    binding: Binding, settings: Settings, clock: Clock, *, telemetry: Telemetry, sealer: KeySealer
+    binding: Binding,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    sealer: KeySealer,
+    tracer: Tracer,
 ) -> Ticker:
     ports = SchedulerPorts(
         schedules=binding.schedules,
@@ -562,6 +613,7 @@ def _schedule_ticker(
         queues=binding.queues,
         signals=binding.signals,
         sealer=sealer,
+        tracer=tracer,
     )
     options = SchedulerOptions(
         interval=settings.schedule_interval,

@@ -18,6 +18,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    tracer_of,
     webhooks_of,
 )
 from conveyor.domain.api_keys import secret_bytes
@@ -32,6 +33,7 @@ from conveyor.http.malformed import protocol
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -40,6 +42,7 @@ EXTRA = frozenset({"boto3", "botocore", "redis"})
 """Packages that only the extra `aws` installs."""
 
 if TYPE_CHECKING:
+    from conveyor.engine.tracing import OpenTelemetryTracer
     from conveyor.prod.admin.administration import Administration
     from conveyor.prod.admin.dead_letters import DeadLetters
     from conveyor.prod.aws.calls import Aws
@@ -108,11 +111,15 @@ async def open_role(
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app = gateway, None, None
+    tracer = tracer_of(settings, clock)
+    if tracer is not None:
+        telemetry.exemplars(lambda: tracer.latest)
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
         outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
-        worker = _worker(binding, outside, settings, clock, telemetry=telemetry, policy=policy)
+        options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
+        worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
         _, older = root_secrets(settings)
         service = Service(
@@ -120,7 +127,8 @@ async def open_role(
         )
         results = service.results
         _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
-        app = _app(binding, settings, clock, service=service, api_keys=api_keys, ready=readiness)
+        limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
+        app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     return RoleRuntime(
         app=app,
         worker=worker,
@@ -130,12 +138,12 @@ async def open_role(
         lag=lag,
         agree=binding.agree,
         agree_every=binding.agree_every,
-        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks),
+        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
     )
 
 
 def _closing(
-    binding: ProdBinding, *clients: Gateway | Webhooks | None
+    binding: ProdBinding, *clients: Gateway | Webhooks | OpenTelemetryTracer | None
 ) -> Callable[[], Awaitable[None]]:
     async def close() -> None:
         for client in clients:
@@ -179,7 +187,7 @@ def _worker(
     clock: Clock,
     *,
     telemetry: Telemetry,
-    policy: PolicyFactory,
+    options: LoopOptions,
 ) -> Worker:
     worker = build_worker(
         binding.ports,
@@ -188,34 +196,23 @@ def _worker(
         clock,
         telemetry=telemetry,
         jobs=binding.jobs,
-        options=LoopOptions(policy=policy, logs_backlog=True),
+        options=options,
     )
     _measure(telemetry, binding, lag=worker.lag, discarded=lambda: 0)
     return worker
 
 
-def _app(
-    binding: ProdBinding,
-    settings: Settings,
-    clock: Clock,
-    *,
-    service: Service,
-    api_keys: ApiKeys,
-    ready: Readiness,
-) -> Any:
-    return create_app(
-        service,
-        registry=None,
-        ready=ready,
-        clock=clock,
-        options=AppOptions(
-            allowed_hosts=allowed_hosts(settings),
-            max_request_bytes=settings.max_request_bytes,
-            body_seconds=settings.body_timeout,
-            body_memory=body_memory(settings),
-            api_keys=api_keys,
-            rate_limit=binding.rate_limit,
-        ),
+def _app_options(
+    binding: ProdBinding, settings: Settings, *, api_keys: ApiKeys, tracer: Tracer
+) -> AppOptions:
+    return AppOptions(
+        allowed_hosts=allowed_hosts(settings),
+        max_request_bytes=settings.max_request_bytes,
+        body_seconds=settings.body_timeout,
+        body_memory=body_memory(settings),
+        api_keys=api_keys,
+        rate_limit=binding.rate_limit,
+        tracer=tracer,
     )
 
 

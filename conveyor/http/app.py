@@ -21,6 +21,7 @@ from conveyor.http.middleware import (
     Origins,
     ProblemResponses,
     RequestId,
+    RequestTraces,
     routing_problem,
 )
 from conveyor.http.pages.documents import page_routes
@@ -40,6 +41,7 @@ from conveyor.http.routes_signing import SIGNING_ROUTES
 from conveyor.http.routes_webhooks import WEBHOOK_ROUTES
 from conveyor.ports.clock import Clock
 from conveyor.ports.rate_limit import RateLimit
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.service import links
 from conveyor.service.links import EXPORT_PATH, UPLOAD_PATH
 from conveyor.service.service import Service
@@ -74,6 +76,7 @@ class AppOptions:
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
     inbox: Inbox | None = None
+    tracer: Tracer = NO_TRACER
 
 
 def create_app(
@@ -94,6 +97,7 @@ def create_app(
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
+            Middleware(RequestTraces, clock=clock, tracer=options.tracer),
             Middleware(LingeringClose),
             Middleware(ProblemResponses),
             Middleware(

@@ -82,6 +82,7 @@ class RerunRequest(msgspec.Struct, frozen=True, kw_only=True):
     large_from: int
     now: int
     groups: frozenset[str] | None = None
+    traceparent: str | None = None
 
 
 class Rerun(msgspec.Struct, frozen=True):

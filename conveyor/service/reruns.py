@@ -11,6 +11,7 @@ from conveyor.domain.fires import run_from_template
 from conveyor.domain.model import TaskStatus
 from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
 from conveyor.ports.schedules import ScheduleChange
+from conveyor.ports.tracing import TRACEPARENT
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
@@ -133,6 +134,7 @@ class Reruns:
                 window_start=now - self._context.options.partial_rerun_window_days * _DAY,
                 large_from=self._context.options.async_threshold,
                 now=now,
+                traceparent=TRACEPARENT.get(),
             ),
             answer=_answer,
             once=claim.once,

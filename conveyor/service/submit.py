@@ -13,6 +13,7 @@ from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
 from conveyor.ports.records import Appended, AppendRequest, StoredResponse
+from conveyor.ports.tracing import TRACEPARENT
 from conveyor.records.quotas import ActiveJobQuota, ScheduledJobQuota
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context, template_is_fixed
@@ -308,4 +309,5 @@ def _first_run(to: StagedList, tasks: TaskList, *, is_open: bool, now: int) -> R
         next_index=tasks.rows,
         stats=stats,
         ingest=ingest,
+        traceparent=TRACEPARENT.get(),
     )

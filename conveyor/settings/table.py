@@ -111,6 +111,8 @@ class Settings:
     row_retention_days: int = 30
     delivery_retention_days: int = 30
     fire_retention_days: int = 30
+    otlp_endpoint: str = ""
+    trace_ratio: float = 0.01
     role: str = ""
     environment: str = ""
     region: str = ""
@@ -585,6 +587,18 @@ SETTINGS: tuple[Setting, ...] = (
         "days",
         "that the record of a schedule's fire is kept after its last change",
         lasting(1, MOST_DAYS),
+    ),
+    Setting(
+        "otlp_endpoint",
+        "URL",
+        "of a collector of traces (OTLP over HTTP); without one nothing is traced",
+        origin,
+    ),
+    Setting(
+        "trace_ratio",
+        "share",
+        "of tasks, messages and reading requests that are traced, 0 to 1",
+        between(0, 1),
     ),
     Setting(
         "role",

@@ -42,7 +42,9 @@ from conveyor.ports.records import (
 )
 
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
-_DISPATCH_COLUMNS = "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at"
+_DISPATCH_COLUMNS = (
+    "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at, runs.traceparent"
+)
 _MAY_HAVE_WORK = "runs.status = 'running' AND NOT runs.paused"
 _DISPATCHABLE = (
     f"SELECT {_DISPATCH_COLUMNS} FROM runs JOIN jobs USING (job_id) WHERE {_MAY_HAVE_WORK}"
@@ -263,11 +265,12 @@ def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
 
 
 def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
-    run_id, job_id, priority, max_inflight, created_at = row
+    run_id, job_id, priority, max_inflight, created_at, traceparent = row
     return DispatchableRun(
         run_id=run_id,
         job_id=job_id,
         priority=priority,
         max_inflight=max_inflight,
         created_at=created_at,
+        traceparent=traceparent,
     )

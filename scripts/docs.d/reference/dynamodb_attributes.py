@@ -121,6 +121,7 @@ ITEMS: dict[str, ItemInfo] = {
             "calls_back": "whether an outbox entry of a callback waits for its end",
             "notifies": "whether an outbox entry of a webhook waits for its end",
             "rerun_of": "the run that it repeats",
+            "traceparent": "the trace of the request or fire that made it, where that was traced",
             "failure_reason": "why the run failed",
             "failure_detail": "the same in a sentence",
             "total": "tasks",
