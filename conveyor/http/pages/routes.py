@@ -6,14 +6,12 @@ address with `.json` behind it. No script, style or request but our own can run:
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from email.message import Message
 
+from anyio import to_thread
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +22,14 @@ from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.event_streams import event_stream
 from conveyor.http.middleware import request_id_of
+from conveyor.http.pages.bodies import (
+    MOST_SHOWN,
+    PAGES_OF_MARKUP,
+    charset,
+    fitting_lines,
+    media_type,
+    shown_text,
+)
 from conveyor.http.pages.viewer import Viewer, Viewers
 from conveyor.http.pages.views import HERE, ROOT, STATIC, Screen, job_path, render
 from conveyor.http.problems import PROBLEMS
@@ -54,11 +60,12 @@ PREVIEW_HEADERS = {
     ),
 }
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
-PAGES_OF_MARKUP = frozenset({"text/html", "application/xhtml+xml"})
 GROUPS_SHOWN = 40
 """Failure groups on one page: more would make it large."""
-MOST_HEX = 4_096
-"""Bytes that are shown of a body that is no text."""
+MOST_PARAMETER = 1_024
+"""Characters of a parameter of a page, which stands on it again."""
+MOST_ADDRESS = 4_096
+"""Characters of an address that stands on its page again."""
 _FILES = {
     "dashboard.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
@@ -102,9 +109,14 @@ class PageCall(PathIds):
             raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{name}: must be a whole number")
         return int(value)
 
-    def text(self, name: str) -> str | None:
-        """Return a parameter, None if it is absent or empty."""
-        return text(self.request.query_params, name) or None
+    def text(self, name: str, *, most: int = MOST_PARAMETER) -> str | None:
+        """Return a parameter of at most `most` characters, None if it is absent or empty."""
+        value = text(self.request.query_params, name) or None
+        if value is not None and len(value) > most:
+            raise ConveyorError(
+                ErrorCode.INVALID_ARGUMENT, f"{name}: more than {most:,} characters"
+            )
+        return value
 
     @property
     def cursor(self) -> str | None:
@@ -168,7 +180,7 @@ async def show_results(call: PageCall) -> Screen:
         call.job_id,
         call.named_run_id,
         status=call.word("status", tuple(FILTERS)) or "all",
-        group=call.text("group"),
+        group=call.text("group", most=MOST_ADDRESS),
         cursor=call.cursor,
     )
     title = f"Results of {page.job.name or 'job ' + page.job.job_id}"
@@ -181,14 +193,14 @@ async def show_task(call: PageCall) -> Screen:
     page = await call.service.overviews.task(
         await call.owner(), call.job_id, call.named_run_id, call.task_id
     )
-    media_type = _media_type(page.content_type or "")
-    is_image = media_type in IMAGES and 0 < (page.size or 0) <= MOST_IMAGE
+    kind = media_type(page.content_type or "")
+    is_image = kind in IMAGES and 0 < (page.size or 0) <= MOST_IMAGE
     return Screen(
         template="task.html",
         title=f"Task {page.task_id}",
         section="Jobs",
         page=page,
-        values={"is_image": is_image, "is_markup": media_type in PAGES_OF_MARKUP},
+        values={"is_image": is_image, "is_markup": kind in PAGES_OF_MARKUP},
     )
 
 
@@ -329,7 +341,7 @@ class Dashboard:
             screen,
             viewer=viewer,
             path=request.url.path,
-            query=request.url.query,
+            query=request.url.query[:MOST_ADDRESS],
             origin=self._origin,
             token="" if viewer is None else self._viewers.token(request),
         )
@@ -362,7 +374,8 @@ class Dashboard:
         if as_json:
             raise ConveyorError(ErrorCode.UNAUTHENTICATED, "sign in to see this page")
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return self.sign_in_page(request, SignInPage(address if request.method == "GET" else ROOT))
+        is_kept = request.method == "GET" and len(address) <= MOST_ADDRESS
+        return self.sign_in_page(request, SignInPage(address if is_kept else ROOT))
 
     def sign_in_page(self, request: Request, page: SignInPage, *, status: int = 401) -> Response:
         """Answer with the page where one signs in."""
@@ -424,71 +437,34 @@ class Dashboard:
         place = (await call.owner(), call.job_id, call.named_run_id, call.task_id)
         if form == "image":
             found = await call.service.overviews.preview(*place, most=MOST_IMAGE)
-            media_type = _media_type(found.content_type)
-            if media_type not in IMAGES or found.is_cut:
+            kind = media_type(found.content_type)
+            if kind not in IMAGES or found.is_cut:
                 raise ConveyorError(ErrorCode.NOT_FOUND, "the body is no image of at most 1 MiB")
-            return Response(found.data, headers=PREVIEW_HEADERS, media_type=media_type)
+            return Response(found.data, headers=PREVIEW_HEADERS, media_type=kind)
         found = await call.service.overviews.preview(*place)
         if form == "html":
-            kind = f"text/html; charset={_charset(found.content_type) or 'utf-8'}"
+            # Without a character set in the header the browser looks for one in the page.
+            label = charset(found.content_type)
+            kind = f"text/html; charset={label}" if label else "text/html"
             headers = {**PREVIEW_HEADERS, "Content-Type": kind}
             return Response(found.data, headers=headers)
-        page = PreviewPage(shown_text(found), found.size, len(found.data), found.content_type)
+        page = await to_thread.run_sync(_preview_page, found)
         screen = Screen(template="preview.html", title="Body", section="", page=page)
         html = render(screen, viewer=call.viewer, path="", query="", origin="", token="")
         return Response(html, headers=PREVIEW_HEADERS, media_type="text/html")
 
 
 class PreviewPage(Struct, frozen=True):
-    """The beginning of a body as text."""
+    """The beginning of a body as text, escaped; `is_cut` tells that the body goes on."""
 
-    text: str
+    html: str
     size: int
-    shown: int
-    content_type: str
+    is_cut: bool
 
 
-def shown_text(found: Preview) -> str:
-    """Show the beginning of a body: JSON with its lines indented, text as it is, other bytes in
-    hexadecimal."""
-    charset = _charset(found.content_type) or "utf-8"
-    try:
-        # A character that the cut parts is left out.
-        decoded = codecs.getincrementaldecoder(charset)().decode(found.data)
-    except UnicodeError:
-        return _hexadecimal(found.data[:MOST_HEX])
-    if "\0" in decoded:
-        return _hexadecimal(found.data[:MOST_HEX])
-    if not found.is_cut and "json" in _media_type(found.content_type):
-        try:
-            return json.dumps(json.loads(decoded), indent=2, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            return decoded
-    return decoded
-
-
-def _hexadecimal(data: bytes) -> str:
-    lines = []
-    for start in range(0, len(data), 16):
-        row = data[start : start + 16]
-        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{start:08x}  {row.hex(' '):47}  {letters}")
-    return "\n".join(lines)
-
-
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
-
-
-def _charset(content_type: str) -> str:
-    """Return the character set of a Content-Type, if we have it; else an empty text."""
-    message = Message()
-    message["Content-Type"] = content_type
-    try:
-        found = codecs.lookup(message.get_content_charset("") or "")
-    except (LookupError, ValueError):
-        return ""
-    return found.name if found._is_text_encoding else ""
+def _preview_page(found: Preview) -> PreviewPage:
+    html, is_whole = fitting_lines(shown_text(found), MOST_SHOWN)
+    return PreviewPage(html, found.size, found.is_cut or not is_whole)
 
 
 def _way_back(request: Request) -> str:
