@@ -60,7 +60,7 @@ PREVIEW_HEADERS = {
     ),
 }
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
-GROUPS_SHOWN = 40
+GROUPS_SHOWN = 30
 """Failure groups on one page: more would make it large."""
 MOST_PARAMETER = 1_024
 """Characters of a parameter of a page, which stands on it again."""
@@ -345,8 +345,9 @@ class Dashboard:
             origin=self._origin,
             token="" if viewer is None else self._viewers.token(request),
         )
+        content = html.encode("utf-8", "replace")
         return Response(
-            html, status_code=screen.status, headers=PAGE_HEADERS, media_type="text/html"
+            content, status_code=screen.status, headers=PAGE_HEADERS, media_type="text/html"
         )
 
     def problem(
