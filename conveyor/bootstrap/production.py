@@ -26,6 +26,7 @@ from conveyor.engine.policy import PolicyFactory
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.engine.worker import Worker
+from conveyor.gateway.watch import WatchedGateway
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
@@ -108,11 +109,14 @@ async def open_role(
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app = gateway, None, None
+    trouble = lag.trouble
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
-        outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
+        watched = WatchedGateway(scraper, clock)
+        outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, policy=policy)
+        trouble = _first_of(worker.lag.trouble, watched.trouble)
     else:
         _, older = root_secrets(settings)
         service = Service(
@@ -124,7 +128,7 @@ async def open_role(
     return RoleRuntime(
         app=app,
         worker=worker,
-        probes=_probes(binding, readiness, telemetry, clock, worker),
+        probes=_probes(binding, readiness, telemetry, clock, worker=worker, trouble=trouble),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
         lag=lag,
@@ -224,7 +228,9 @@ def _probes(
     ready: Readiness,
     telemetry: Telemetry,
     clock: Clock,
+    *,
     worker: Worker | None,
+    trouble: Callable[[], str],
 ) -> Any:
     stats = binding.stats
 
@@ -237,7 +243,12 @@ def _probes(
         ready=lambda: ready() and stats.usable(clock.monotonic()),
         clock=clock,
         away=away,
+        trouble=trouble,
     )
+
+
+def _first_of(*troubles: Callable[[], str]) -> Callable[[], str]:
+    return lambda: next(filter(None, (trouble() for trouble in troubles)), "")
 
 
 def _options(settings: Settings) -> ProdOptions:

@@ -333,18 +333,44 @@ class Reports:
         _log.info("webhooks", extra=figures)
 
 
+class Progress:
+    """Tell how many tasks ended, and how many calls were cut off by the fence."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._ended = self._fenced = 0
+
+    async def tell(self) -> None:
+        """Log what came about since the last time."""
+        ended, fenced = sum(self._telemetry.tasks.values()), self._telemetry.counts["fenced"]
+        figures = {"ended": ended - self._ended, "fenced": fenced - self._fenced}
+        self._ended, self._fenced = ended, fenced
+        _log.info("progress", extra=figures)
+
+
+STILL_AFTER = 30.0
+"""Seconds without a turn after which the event loop counts as stuck."""
+
+
 class LoopLag:
     """Measure how late the event loop is. `seconds` is the latest lag."""
 
     def __init__(self, clock: Clock) -> None:
         self.seconds = 0.0
         self._clock = clock
+        self._turned_at = clock.monotonic()
+
+    def trouble(self) -> str:
+        """Say that the loop has not come round for long; "" if it has."""
+        still = self._clock.monotonic() - self._turned_at
+        return "" if still < STILL_AFTER else f"the loop has not turned for {still:.0f} s"
 
     async def look(self) -> None:
         """Measure once, for LOOK seconds."""
         before = self._clock.monotonic()
         await self._clock.sleep(LOOK)
-        self.seconds = max(0.0, self._clock.monotonic() - before - LOOK)
+        self._turned_at = self._clock.monotonic()
+        self.seconds = max(0.0, self._turned_at - before - LOOK)
 
     async def run(self) -> None:
         """Measure until cancelled."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import yaml
 
 from conveyor.engine.lanes import Lanes
-from conveyor.engine.telemetry import Backlog, Reports, Telemetry
+from conveyor.engine.telemetry import Backlog, Progress, Reports, Telemetry
 from conveyor.roles.logs import JsonFormatter
 from conveyor.roles.production import KEEP_ALIVE
 from conveyor.settings import load
@@ -171,6 +176,109 @@ async def test_the_line_of_webhooks_tells_what_came_since_the_one_before(
             await reports.tell()
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     assert [(line["delivered"], line["failed"]) for line in lines] == [(1, 1), (2, 1), (0, 0)]
+
+
+async def test_alarms_watch_what_workers_log_of_their_progress(
+    resources: dict[str, Any], alarms: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = Telemetry()
+    telemetry.task_ended("failed")
+    telemetry.fenced(2)
+    with caplog.at_level("INFO", "conveyor.engine"):
+        await Progress(telemetry).tell()
+    [record] = caplog.records
+    line = json.loads(JsonFormatter().format(record))
+    for name, figure in (("TasksEnded", 1), ("CallsFenced", 2)):
+        properties = resources[name]["Properties"]
+        [metric] = properties["MetricTransformations"]
+        assert properties["FilterPattern"] == f'{{ $.message = "{line["message"]}" }}'
+        assert line[metric["MetricValue"].removeprefix("$.")] == figure
+        assert metric["MetricName"] in str(alarms)
+    [fenced] = [one for one in alarms if one.get("MetricName") == "CallsFenced"]
+    assert (fenced["Statistic"], fenced["Threshold"]) == ("Sum", 0)
+
+
+def test_tasks_that_wait_while_none_ends_are_noticed(alarms: list[dict[str, Any]]) -> None:
+    [stuck] = [one for one in alarms if "no-progress" in str(one["AlarmName"])]
+    metrics = {one["Id"]: one for one in stuck["Metrics"]}
+
+    assert metrics["stuck"]["Expression"] == "IF(FILL(ended, 0) < 1, backlog, 0)"
+    assert metrics["stuck"]["ReturnData"]
+    named = {name: metrics[name]["MetricStat"] for name in ("backlog", "ended")}
+    assert {name: one["Metric"]["MetricName"] for name, one in named.items()} == {
+        "backlog": "Backlog",
+        "ended": "TasksEnded",
+    }
+    # Each worker tells of its own tasks, and of the whole backlog.
+    assert (named["backlog"]["Stat"], named["ended"]["Stat"]) == ("Maximum", "Sum")
+    assert stuck["EvaluationPeriods"] * named["ended"]["Period"] == 600
+
+
+def test_a_figure_that_is_missing_and_workers_that_are_too_few_are_noticed(
+    alarms: list[dict[str, Any]],
+) -> None:
+    watched = {one["MetricName"]: one for one in alarms if "MetricName" in one}
+    backlog, running = watched["Backlog"], watched["RunningTaskCount"]
+
+    assert backlog["Statistic"] == "SampleCount"
+    assert running["Threshold"] == {"Ref": "MinWorkers"}
+    for alarm in (backlog, running):
+        assert alarm["TreatMissingData"] == "breaching"
+        assert alarm["ComparisonOperator"] == "LessThanThreshold"
+
+
+@pytest.fixture
+def asked(resources: dict[str, Any]) -> list[str]:
+    """The command by which ECS asks a worker whether it lives."""
+    [container] = resources["WorkerTask"]["Properties"]["ContainerDefinitions"]
+    word, *command = container["HealthCheck"]["Command"]
+    assert word == "CMD"
+    assert {"ContainerPort": 9001} in container["PortMappings"]
+    return [sys.executable, *command[1:]]
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers a probe with the status of the server."""
+
+    def do_GET(self) -> None:
+        assert self.path == "/livez"
+        server: Any = self.server
+        self.send_response(server.status)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_a_worker_with_a_trouble_of_its_own_is_replaced(
+    asked: list[str], status: int, code: int
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        server.status = status  # type: ignore[attr-defined]
+        answering = Thread(target=server.handle_request)
+        answering.start()
+        ended = _probed(asked, server.server_port)
+        answering.join()
+
+    assert ended == code
+
+
+@pytest.mark.slow
+def test_a_worker_that_answers_no_probe_is_replaced(asked: list[str]) -> None:
+    """One whose loop stands still takes the connection, and says nothing."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        told = [part.replace("timeout=4", "timeout=0.1") for part in asked]
+        assert _probed(told, silent.getsockname()[1]) == 1
+    assert told != asked
+
+
+def _probed(command: list[str], port: int) -> int:
+    here = [part.replace("9001", str(port)) for part in command]
+    return subprocess.run(here, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 def test_events_can_leave_for_any_receiver(resources: dict[str, Any]) -> None:
