@@ -16,6 +16,7 @@ from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import Answer, Parameters
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, table_parameters
+from conveyor.prod.s3.blobs import HEAD_MEMORY
 from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.registry import attributes, prefix
@@ -118,10 +119,114 @@ def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) 
         told.append({one["Name"]: one for one in entries})
     api, worker = told
     assert api.keys() | worker.keys() <= known
-    assert api.keys() - worker.keys() == {"CONVEYOR_API_KEYS", "CONVEYOR_HOST"}
+    assert api.keys() - worker.keys() == {
+        "CONVEYOR_API_KEYS",
+        "CONVEYOR_HOST",
+        "CONVEYOR_PORT",
+        "CONVEYOR_MAX_INPUT_ROWS",
+        "CONVEYOR_TASK_SHARD_COUNT",
+        "CONVEYOR_RATE_LIMIT",
+    }
     assert "CONVEYOR_PUBLIC_URL" in worker
-    assert worker.keys() - api.keys() == {"CONVEYOR_GATEWAY"}
+    assert worker.keys() - api.keys() == {
+        "CONVEYOR_GATEWAY",
+        "CONVEYOR_GATEWAY_PROXY",
+        "CONVEYOR_GATEWAY_TIMEOUT",
+        "CONVEYOR_ROW_RETENTION_DAYS",
+        "CONVEYOR_WORKERS",
+    }
     assert [name for name in api.keys() & worker.keys() if api[name] != worker[name]] == []
+
+
+DECIDED = {
+    "CONVEYOR_BUCKET",
+    "CONVEYOR_HOST",
+    "CONVEYOR_METRICS_HOST",
+    "CONVEYOR_METRICS_PORT",
+    "CONVEYOR_PORT",
+    "CONVEYOR_REGION",
+}
+"""What the template makes, and what its own network needs."""
+
+
+@pytest.mark.parametrize("role", ["Api", "Worker"])
+def test_every_setting_can_be_set(
+    template: dict[str, Any], resources: dict[str, Any], role: str
+) -> None:
+    """By a parameter, or in the one file for all the rest; ECS lets the former win."""
+    [container] = resources[f"{role}Task"]["Properties"]["ContainerDefinitions"]
+    given = {
+        one["Name"]: one.get("Value", one.get("ValueFrom"))
+        for one in (*_given(container["Environment"]), *_given(container["Secrets"]))
+    }
+    parameters = template["Parameters"].keys()
+    by_parameter = {
+        name
+        for name, value in given.items()
+        if {one["Ref"] for one in _found(value, into_conditions=True) if _is_reference(one)}
+        & parameters
+        or "HasRedis" in repr(value)
+    }
+    assert given.keys() - by_parameter <= DECIDED
+    in_the_file = {setting.variable for setting in SETTINGS} - given.keys()
+    assert container["EnvironmentFiles"] == {
+        "Fn::If": [
+            "HasSettingsFile",
+            [{"Type": "s3", "Value": {"Ref": "SettingsFileArn"}}],
+            {"Ref": "AWS::NoValue"},
+        ]
+    }
+    secrets = {setting.variable for setting in SETTINGS if setting.secret}
+    # A file in a bucket is no place for a secret; the proxy is the worker's alone.
+    assert in_the_file & secrets == ({"CONVEYOR_GATEWAY_PROXY"} if role == "Api" else set())
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("Ref"), str)
+
+
+def test_what_starts_a_role_may_read_its_settings(resources: dict[str, Any]) -> None:
+    policy = resources["SettingsFile"]
+    read, located = policy["Properties"]["PolicyDocument"]["Statement"]
+
+    assert policy["Condition"] == "HasSettingsFile"
+    assert (_actions(read), read["Resource"]) == ({"s3:GetObject"}, {"Ref": "SettingsFileArn"})
+    assert _actions(located) == {"s3:GetBucketLocation"}
+    attached = {"Fn::If": ["HasSettingsFile", {"Ref": "SettingsFile"}, {"Ref": "AWS::NoValue"}]}
+    for role in ("Api", "Worker"):
+        assert attached in resources[f"{role}ExecutionRole"]["Properties"]["ManagedPolicyArns"]
+
+
+@pytest.mark.parametrize(
+    ("arn", "is_taken"),
+    [
+        ("", True),
+        ("arn:aws:s3:::settings/production.env", True),
+        ("arn:aws:s3:::settings/production.txt", False),
+        ("s3://settings/production.env", False),
+    ],
+)
+def test_a_file_of_settings_is_named_as_ecs_wants_it(
+    template: dict[str, Any], arn: str, is_taken: bool
+) -> None:
+    pattern = template["Parameters"]["SettingsFileArn"]["AllowedPattern"]
+    assert (re.fullmatch(pattern, arn) is not None) is is_taken
+
+
+def test_slots_are_enough_for_what_a_worker_can_do(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    """A vCPU does about 80 tasks a second at 12 ms each, and a call takes 2.4 s. Heads of bodies
+    take no more than half of the memory, however many slots have one."""
+    slots = template["Parameters"]["SlotsPerWorker"]["Default"]
+    worker = resources["WorkerTask"]["Properties"]
+
+    assert 0.9 <= slots / 2.4 / (int(worker["Cpu"]) / 1024 / 0.012) <= 1.1
+    assert int(worker["Memory"]) * 1024 * 1024 / 2 >= HEAD_MEMORY
+
+
+def test_a_file_of_a_million_tasks_is_taken(template: dict[str, Any]) -> None:
+    assert template["Parameters"]["MaxInputRows"]["Default"] == 1_000_000
 
 
 def test_no_worker_can_have_the_keys_of_callers(resources: dict[str, Any]) -> None:
