@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from conveyor.prod.aws.calls import Aws
     from conveyor.prod.binding import ProdBinding
     from conveyor.prod.dynamodb.store import DynamoStore
+    from conveyor.prod.ecs import TaskProtection
     from conveyor.prod.options import ProdOptions
 
 
@@ -70,7 +71,7 @@ class RoleRuntime:
     `probes` is the application of /readyz and /metrics. A process without a worker runs `lag`
     itself. `agree` checks that this process still shares the fleet's permit ledger, bucket and
     secret, and is called every `agree_every` seconds; it raises ConveyorError(conflict) once it
-    does not.
+    does not. `protection` keeps a worker's task on ECS, if it runs there.
     """
 
     app: Any
@@ -82,6 +83,7 @@ class RoleRuntime:
     agree: Callable[[], Awaitable[None]]
     agree_every: float
     aclose: Callable[[], Awaitable[None]]
+    protection: TaskProtection | None = None
 
 
 async def open_role(
@@ -109,7 +111,7 @@ async def open_role(
     binding = await open_binding(_options(settings), clock, works=works, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
     scraper, worker, app = gateway, None, None
-    trouble = lag.trouble
+    protection, trouble = None, lag.trouble
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
@@ -117,6 +119,7 @@ async def open_role(
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, policy=policy)
         trouble = _first_of(worker.lag.trouble, watched.trouble)
+        protection = _protection(watched, settings, clock)
     else:
         _, older = root_secrets(settings)
         service = Service(
@@ -128,6 +131,7 @@ async def open_role(
     return RoleRuntime(
         app=app,
         worker=worker,
+        protection=protection,
         probes=_probes(binding, readiness, telemetry, clock, worker=worker, trouble=trouble),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
@@ -245,6 +249,16 @@ def _probes(
         away=away,
         trouble=trouble,
     )
+
+
+def _protection(gateway: WatchedGateway, settings: Settings, clock: Clock) -> TaskProtection | None:
+    """Return what protects this task; None away from ECS, and where each call ends within the grace
+    of a stop anyway."""
+    if not settings.ecs_agent or settings.gateway_timeout <= settings.shutdown_grace:
+        return None
+    from conveyor.prod.ecs import TaskProtection
+
+    return TaskProtection(settings.ecs_agent, clock, busy=lambda: gateway.in_flight > 0)
 
 
 def _first_of(*troubles: Callable[[], str]) -> Callable[[], str]:

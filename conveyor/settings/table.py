@@ -12,6 +12,7 @@ from conveyor.settings.validators import (
     MOST_SHARDS,
     MOST_VISIBILITY,
     Check,
+    agent,
     at_least,
     between,
     endpoint,
@@ -130,6 +131,7 @@ class Settings:
     metrics_port: int = 9001
     api_keys: str = ""
     kms_key: str = ""
+    ecs_agent: str = ""
 
     @property
     def table_name(self) -> str:
@@ -694,5 +696,14 @@ SETTINGS: tuple[Setting, ...] = (
         "key",
         "of KMS, which encrypts callers' keys; if empty, the root secret encrypts them",
         used_by=FLEET,
+    ),
+    Setting(
+        "ecs_agent",
+        "URL",
+        "of the agent of ECS, which protects a worker's task while calls are in flight that may "
+        "outlast the grace; `ECS_AGENT_URI` counts where it is not set",
+        agent,
+        used_by="conveyor worker",
+        instead="ECS_AGENT_URI",
     ),
 )

@@ -146,6 +146,16 @@ def endpoint(value: str) -> str | None:
     return problem
 
 
+def agent(value: str) -> str | None:
+    """Check for the http URL of the agent of ECS, or ""."""
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    return None if usable or not value else "must be a URL, http://HOST and a path"
+
+
 def region(value: str) -> str | None:
     """Check for the name of a region, as AWS and emulators have them, or ""."""
     if not value or _REGION.fullmatch(value):

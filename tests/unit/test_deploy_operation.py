@@ -16,16 +16,21 @@ from typing import Any
 import pytest
 import yaml
 
+from conveyor.bootstrap.production import _protection
 from conveyor.engine.lanes import Lanes
 from conveyor.engine.telemetry import Backlog, Progress, Reports, Telemetry
+from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.watch import WatchedGateway
 from conveyor.roles.logs import JsonFormatter
 from conveyor.roles.production import KEEP_ALIVE
 from conveyor.settings import load
+from conveyor.testing.clock import FakeClock
 from tests.unit.schedule_world import open_schedules
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
 RUNBOOK = TEMPLATE.parents[2] / "docs" / "operations.md"
 ENVIRONMENT = "${Environment}"
+VARIABLE = "CONVEYOR_SHUTDOWN_GRACE"
 
 
 @pytest.fixture
@@ -279,6 +284,57 @@ def test_a_worker_that_answers_no_probe_is_replaced(asked: list[str]) -> None:
 def _probed(command: list[str], port: int) -> int:
     here = [part.replace("9001", str(port)) for part in command]
     return subprocess.run(here, stderr=subprocess.DEVNULL, check=False).returncode
+
+
+def test_calls_get_what_fargate_gives_a_task_that_it_stops(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    """The rest is for settling what was answered, and for giving back what was not."""
+    [container] = resources["WorkerTask"]["Properties"]["ContainerDefinitions"]
+    grace = template["Parameters"]["ShutdownGrace"]
+    told = [one for one in container["Environment"] if one.get("Name") == VARIABLE]
+
+    assert container["StopTimeout"] == 120
+    assert told == [{"Name": VARIABLE, "Value": {"Ref": "ShutdownGrace"}}]
+    assert 100 <= grace["Default"] <= grace["MaxValue"] <= container["StopTimeout"] - 10
+
+
+def test_a_worker_may_protect_its_own_task(resources: dict[str, Any]) -> None:
+    policies = {
+        one["PolicyName"]: one["PolicyDocument"]["Statement"]
+        for one in resources["WorkerRole"]["Properties"]["Policies"]
+    }
+    [statement] = policies["protection"]
+    cluster = resources["Cluster"]["Properties"]["ClusterName"]["Fn::Sub"]
+
+    assert statement["Action"] == ["ecs:GetTaskProtection", "ecs:UpdateTaskProtection"]
+    assert statement["Resource"]["Fn::Sub"].endswith(f":task/{cluster}/*")
+
+
+@pytest.mark.parametrize(
+    ("told", "is_protected"),
+    [
+        ({"ECS_AGENT_URI": "http://169.254.170.2/api/one"}, True),
+        ({}, False),
+        # Each call ends within the grace anyway.
+        (
+            {
+                "ECS_AGENT_URI": "http://169.254.170.2/api/one",
+                "CONVEYOR_GATEWAY_TIMEOUT": "60",
+                "CONVEYOR_SHUTDOWN_GRACE": "105",
+            },
+            False,
+        ),
+    ],
+)
+def test_a_worker_on_ecs_protects_its_task_where_a_call_may_outlast_the_grace(
+    told: dict[str, str], is_protected: bool
+) -> None:
+    clock = FakeClock()
+    gateway = WatchedGateway(FakeGateway(clock, retry_after_cap=1.0), clock)
+    settings = load(told, production=True, role="worker")
+
+    assert (_protection(gateway, settings, clock) is not None) is is_protected
 
 
 def test_events_can_leave_for_any_receiver(resources: dict[str, Any]) -> None:
