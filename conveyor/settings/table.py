@@ -599,7 +599,7 @@ SETTINGS: tuple[Setting, ...] = (
         "environment",
         "name",
         "of the fleet, part of the name of each of its resources: a lower-case letter, then up to "
-        "31 letters, digits or hyphens",
+        "31 letters, digits or hyphens, and no part `-run`",
         name,
         used_by=FLEET,
     ),

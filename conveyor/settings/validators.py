@@ -68,9 +68,14 @@ def not_empty(value: str) -> str | None:
 
 def name(value: str) -> str | None:
     """Check for a text that may be part of the names of a table, a queue and a bucket, or ""."""
-    if not value or re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
+    if not value:
         return None
-    return "must be a lower-case letter and up to 31 more, digits or hyphens"
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
+        return "must be a lower-case letter and up to 31 more, digits or hyphens"
+    if "-run-" in f"{value}-":
+        # Rights to the queues of runs of production would cover the environment production-run.
+        return "must have no part -run, which names the queues of runs"
+    return None
 
 
 def networks(value: str) -> str | None:

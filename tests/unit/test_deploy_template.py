@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.registry import attributes, prefix
 from conveyor.records.blob_keys import template_key
 from conveyor.settings import SETTINGS
+from conveyor.settings.validators import name as environment_name
 from conveyor.testing.clock import FakeClock
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
@@ -288,6 +290,62 @@ def test_no_right_reaches_beyond_the_environment(resources: dict[str, Any]) -> N
         # A task token names no resource that a policy could.
         if not _actions(statement) <= CALLBACKS:
             assert "'*'" not in repr(statement["Resource"]), statement
+
+
+QUEUES = ("control", "dead-letter", "run-01K9ZQ3V5N8M2X7C4B6D1F0G9H-1")
+
+
+@pytest.mark.parametrize("other", ["production-eu", "production-control", "production-runs", "p"])
+@pytest.mark.parametrize("role", ["Api", "Worker"])
+def test_no_right_to_queues_covers_an_environment_that_is_named_alike(
+    resources: dict[str, Any], role: str, other: str
+) -> None:
+    allowed = {
+        pattern.replace(ENVIRONMENT, "production")
+        for document in _policies(resources[f"{role}Role"])
+        for statement in document["Statement"]
+        if any(action.startswith("sqs:") for action in _actions(statement))
+        for pattern in _queue_patterns(resources, statement)
+    }
+    own = [f"{prefix('production')}{queue}" for queue in QUEUES]
+    others = [f"{prefix(other)}{queue}" for queue in QUEUES]
+
+    assert environment_name(other) is None
+    assert all(any(fnmatchcase(name, one) for one in allowed) for name in own)
+    assert not [name for name in others for one in allowed if fnmatchcase(name, one)]
+
+
+def _queue_patterns(resources: dict[str, Any], statement: dict[str, Any]) -> list[str]:
+    found = []
+    for resource in statement["Resource"]:
+        if "Fn::GetAtt" in resource:
+            name = resources[resource["Fn::GetAtt"][0]]["Properties"]["QueueName"]["Fn::Sub"]
+        else:
+            name = resource["Fn::Sub"].rpartition(":")[2]
+        found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_taken"),
+    [
+        ("production", True),
+        ("production-eu", True),
+        ("run", True),
+        ("run-a", True),
+        ("prun-a", True),
+        ("production-run", False),
+        ("production-run-2", False),
+        ("Production", False),
+    ],
+)
+def test_no_environment_is_named_as_queues_of_another_s_runs(
+    template: dict[str, Any], environment: str, is_taken: bool
+) -> None:
+    pattern = template["Parameters"]["Environment"]["AllowedPattern"]
+
+    assert (re.fullmatch(pattern, environment) is not None) is is_taken
+    assert (environment_name(environment) is None) is is_taken
 
 
 def test_the_worker_alone_calls_back(resources: dict[str, Any]) -> None:
