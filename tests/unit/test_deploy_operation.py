@@ -61,8 +61,8 @@ def alarms(resources: dict[str, Any]) -> list[dict[str, Any]]:
 def idle_timeout(resources: dict[str, Any]) -> int:
     """Seconds for which the balancer keeps a connection on which nothing comes."""
     attributes = resources["Balancer"]["Properties"]["LoadBalancerAttributes"]
-    told = {one["Key"]: int(one["Value"]) for one in attributes}
-    return told["idle_timeout.timeout_seconds"]
+    told = {one["Key"]: one["Value"] for one in attributes}
+    return int(told["idle_timeout.timeout_seconds"])
 
 
 class SevenMessages:

@@ -240,7 +240,8 @@ def test_no_worker_can_have_the_keys_of_callers(resources: dict[str, Any]) -> No
         for found in _found(resource)
         if found == {"Ref": "ApiKeysSecretArn"}
     }
-    assert refers == {"ApiExecutionRole", "ApiTask"}
+    # An administrator lists schedules by the hashes of keys.
+    assert refers == {"ApiExecutionRole", "ApiTask", "AdminTask"}
     for service in ("Api", "Worker"):
         started_by = resources[f"{service}Task"]["Properties"]["ExecutionRoleArn"]
         assert started_by == {"Fn::GetAtt": [f"{service}ExecutionRole", "Arn"]}
@@ -271,9 +272,11 @@ def test_services_have_the_names_that_they_are_stopped_by(resources: dict[str, A
     for service in ("Api", "Worker"):
         name = resources[f"{service}Service"]["Properties"]["ServiceName"]
         assert f"--service {name} " in readme
-    scaled = resources["WorkerScaling"]["Properties"]
-    assert f"--scalable-dimension {scaled['ScalableDimension']}" in readme
-    assert "--resource-id service/conveyor-production/worker" in readme
+        scaled = resources[f"{service}Scaling"]["Properties"]
+        assert f"--scalable-dimension {scaled['ScalableDimension']}" in readme
+        assert f"scaling {name} true" in readme
+        assert f"scaling {name} false" in readme
+    assert '--resource-id "service/conveyor-production/$1"' in readme
 
 
 def test_no_right_reaches_beyond_the_environment(resources: dict[str, Any]) -> None:
@@ -354,7 +357,9 @@ def test_the_worker_alone_calls_back(resources: dict[str, Any]) -> None:
         for name, one in resources.items()
     }
     assert granted["WorkerRole"] >= CALLBACKS
-    assert [name for name, actions in granted.items() if actions & CALLBACKS] == ["WorkerRole"]
+    # An administrator tries the calls with a token that nobody waits for.
+    called_back = [name for name, actions in granted.items() if actions & CALLBACKS]
+    assert called_back == ["WorkerRole", "AdminRole"]
 
 
 async def test_both_roles_may_do_with_the_kms_key_what_they_do_and_no_more(
@@ -478,7 +483,14 @@ def test_a_restored_table_takes_the_place_of_the_own_one_everywhere(
         for found in _found(resource, into_conditions=True)
         if found == "HasRestoredTable"
     }
-    assert used == {"RecordsAndBlobs", "ApiTask", "WorkerTask", "ThrottlesAlarm"}
+    assert used == {
+        "RecordsAndBlobs",
+        "AdminRole",
+        "AdminTask",
+        "ApiTask",
+        "WorkerTask",
+        "ThrottlesAlarm",
+    }
 
 
 def test_metrics_are_collected_from_where_a_parameter_says(resources: dict[str, Any]) -> None:
@@ -490,6 +502,93 @@ def test_metrics_are_collected_from_where_a_parameter_says(resources: dict[str, 
         9001,
         {"Ref": "MetricsCidr"},
     )
+
+
+def test_bodies_and_rows_go_past_the_nat(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    for name, service in (("BlobsEndpoint", "s3"), ("RowsEndpoint", "dynamodb")):
+        endpoint = resources[name]
+        assert endpoint["Condition"] == "HasRouteTables"
+        assert endpoint["Properties"] == {
+            "VpcId": {"Ref": "Vpc"},
+            "VpcEndpointType": "Gateway",
+            "ServiceName": {"Fn::Sub": f"com.amazonaws.${{AWS::Region}}.{service}"},
+            "RouteTableIds": {"Ref": "PrivateRouteTables"},
+        }
+    assert template["Parameters"]["PrivateRouteTables"]["Default"] == ""
+
+
+def test_a_table_is_warm_as_told_and_is_not_deleted_by_mistake(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    table = resources["Table"]["Properties"]
+    attributes = resources["Balancer"]["Properties"]["LoadBalancerAttributes"]
+
+    assert table["WarmThroughput"] == {
+        "ReadUnitsPerSecond": {"Ref": "WarmReads"},
+        "WriteUnitsPerSecond": {"Ref": "WarmWrites"},
+    }
+    assert table["DeletionProtectionEnabled"] == {"Ref": "DeletionProtection"}
+    assert {"Key": "deletion_protection.enabled", "Value": {"Ref": "DeletionProtection"}} in (
+        attributes
+    )
+    assert template["Parameters"]["DeletionProtection"]["Default"] == "true"
+    # The least that DynamoDB takes, which every new table has.
+    assert [template["Parameters"][f"Warm{one}"]["Default"] for one in ("Reads", "Writes")] == [
+        12_000,
+        4_000,
+    ]
+
+
+def test_two_regions_have_two_buckets_whose_names_are_short_enough(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    name = resources["Bucket"]["Properties"]["BucketName"]["Fn::Sub"]
+    longest = name.replace(ENVIRONMENT, "e" * 20).replace("${AWS::AccountId}", "1" * 12)
+
+    assert "${AWS::Region}" in name
+    assert len(longest.replace("${AWS::Region}", "ap-southeast-1")) <= 63
+    assert "conveyor-ENVIRONMENT-ACCOUNT-REGION" in RUNBOOK.read_text()
+
+
+def test_an_administrator_has_a_task_inside_the_network(resources: dict[str, Any]) -> None:
+    """With the settings that it needs, and every right but that of destroying."""
+    [container] = resources["AdminTask"]["Properties"]["ContainerDefinitions"]
+    [api] = resources["ApiTask"]["Properties"]["ContainerDefinitions"]
+    given = {one["Name"]: one for one in _given(container["Environment"] + container["Secrets"])}
+    of_api = {one["Name"]: one for one in _given(api["Environment"] + api["Secrets"])}
+    fleet = {one.variable for one in SETTINGS if "conveyor admin" in one.used_by}
+    granted = {action for one in _policies(resources["AdminRole"]) for action in _allowed(one)} | {
+        action for one in _policies(resources["RecordsAndBlobs"]) for action in _allowed(one)
+    }
+
+    assert container["Command"] == ["admin", "check"]
+    assert given.items() == {name: of_api[name] for name in of_api.keys() & fleet}.items()
+    assert container["EnvironmentFiles"] == api["EnvironmentFiles"]
+    assert granted >= {"dynamodb:DescribeTable", "sqs:SetQueueAttributes", "sqs:ReceiveMessage"}
+    assert not [action for action in granted if re.search(r":Delete(Table|Bucket)$", action)]
+    runbook = RUNBOOK.read_text()
+    assert "--task-definition conveyor-production-admin" in runbook
+    assert '"name":"admin"' in runbook
+
+
+def test_apis_are_added_by_their_load(template: dict[str, Any], resources: dict[str, Any]) -> None:
+    target = resources["ApiScaling"]["Properties"]
+    policy = resources["ApiScalingPolicy"]["Properties"]
+    tracking = policy["TargetTrackingScalingPolicyConfiguration"]
+
+    assert target["ResourceId"] == {"Fn::Sub": "service/${Cluster}/${ApiService.Name}"}
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (
+        {"Ref": "MinApis"},
+        {"Ref": "MaxApis"},
+    )
+    assert tracking["PredefinedMetricSpecification"] == {
+        "PredefinedMetricType": "ECSServiceAverageCPUUtilization"
+    }
+    # A number of its own would take back at each deploy what the load has asked for.
+    assert "DesiredCount" not in resources["ApiService"]["Properties"]
+    assert template["Parameters"]["MinApis"]["Default"] == 2
 
 
 def _found(value: Any, *, into_conditions: bool = False) -> Iterator[Any]:

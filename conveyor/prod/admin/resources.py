@@ -285,6 +285,11 @@ class TableResource:
             return f"items do not expire by {TIME_TO_LIVE} (conveyor admin init turns it on)"
         return None
 
+    async def is_protected(self) -> bool:
+        """Return whether the table refuses to be removed. Raises AwsRefused."""
+        table = await self._describe()
+        return table is not None and table.get("DeletionProtectionEnabled", False)
+
     async def remove(self) -> bool:
         """Remove the table; return False if it did not exist. Raises AwsRefused."""
         try:
