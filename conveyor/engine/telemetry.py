@@ -10,6 +10,7 @@ Receiving alone would not show it: a worker whose slots are taken receives from 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -48,9 +49,10 @@ class Backlog:
         self._counts: dict[str, int] = {}
 
     async def tell(self) -> None:
-        """Log how many messages wait. Raises what `count` raises, and then logs nothing: a wrong
-        figure could take workers away."""
-        _log.info("backlog", extra={"tasks": await self.count()})
+        """Log how many messages wait, and how many of them may be worked at a time. Raises what
+        `count` raises, and then logs nothing: a wrong figure could take workers away."""
+        tasks = await self.count()
+        _log.info("backlog", extra={"tasks": tasks, "runnable": self.runnable()})
 
     async def count(self) -> int:
         """Ask at most MOST queues; return the sum of the latest counts of all.
@@ -65,6 +67,17 @@ class Backlog:
         turn = [*(queue for queue in fresh if queue not in known), *known]
         await for_each(self._ask, turn[:MOST], limit=SIDE_BY_SIDE)
         return sum(self._counts.values())
+
+    def runnable(self) -> int:
+        """Return how many of the counted messages may be worked at a time: of each job at most as
+        many as its limit, whatever else waits."""
+        waiting: Counter[str] = Counter()
+        limits: dict[str, int] = {}
+        for lane in self._lanes:
+            waiting[lane.job_id] += self._counts.get(lane.queue, 0)
+            limits[lane.job_id] = lane.limit
+        control = self._counts.get(self._lanes.control.queue, 0)
+        return control + sum(min(count, limits[job]) for job, count in waiting.items())
 
     async def _ask(self, queue: str) -> None:
         count = await self._queues.count(queue)

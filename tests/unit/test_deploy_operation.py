@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from conveyor.bootstrap.production import _protection
+from conveyor.domain.model import DispatchableRun
 from conveyor.engine.lanes import Lanes
 from conveyor.engine.telemetry import Backlog, Progress, Reports, Telemetry
 from conveyor.gateway.fake import FakeGateway
@@ -82,28 +83,35 @@ def test_a_request_that_is_checked_for_long_is_waited_for(idle_timeout: int) -> 
     assert idle_timeout > load({}, production=True, role="api").max_validation_seconds
 
 
-async def test_workers_are_added_by_all_that_waits(
+async def test_workers_are_added_by_all_that_waits_and_may_run(
     resources: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The line that workers log is the one that the filter finds. Each counts the whole, and one
     that just came may see less: so neither a sum nor a mean."""
+    lanes = Lanes(control_limit=1)
+    lanes.open(
+        DispatchableRun(run_id="run", job_id="job", priority=5, max_inflight=3, created_at=0)
+    )
     with caplog.at_level("INFO", "conveyor.engine"):
-        await Backlog(Lanes(control_limit=1), SevenMessages()).tell()
+        await Backlog(lanes, SevenMessages()).tell()
     [record] = caplog.records
     line = json.loads(JsonFormatter().format(record))
-    found = resources["Backlog"]["Properties"]
-    [metric] = found["MetricTransformations"]
-    assert found["FilterPattern"] == f'{{ $.message = "{line["message"]}" }}'
-    assert line[metric["MetricValue"].removeprefix("$.")] == 7
+    for name, figure in (("Backlog", 14), ("Runnable", 10)):
+        found = resources[name]["Properties"]
+        [metric] = found["MetricTransformations"]
+        assert metric["MetricName"] == name
+        assert found["FilterPattern"] == f'{{ $.message = "{line["message"]}" }}'
+        assert line[metric["MetricValue"].removeprefix("$.")] == figure
 
     policy = resources["WorkerScalingPolicy"]["Properties"]
     tracking = policy["TargetTrackingScalingPolicyConfiguration"]
     metrics = {one["Id"]: one for one in tracking["CustomizedMetricSpecification"]["Metrics"]}
-    backlog = metrics["backlog"]["MetricStat"]
-    assert backlog["Metric"]["MetricName"] == metric["MetricName"]
-    assert backlog["Metric"]["Namespace"] == metric["MetricNamespace"]
-    assert backlog["Stat"] == "Maximum"
-    assert metrics["share"]["Expression"] == "backlog / workers"
+    runnable = metrics["runnable"]["MetricStat"]
+    assert runnable["Metric"]["MetricName"] == "Runnable"
+    assert runnable["Metric"]["Namespace"] == metric["MetricNamespace"]
+    assert runnable["Stat"] == "Maximum"
+    assert metrics["share"]["Expression"] == "runnable / workers"
+    assert tracking["TargetValue"] == {"Ref": "CallsPerWorker"}
     assert [name for name, one in metrics.items() if one["ReturnData"]] == ["share"]
 
 
@@ -355,6 +363,12 @@ def test_events_can_leave_for_any_receiver(resources: dict[str, Any]) -> None:
 def test_there_is_always_a_worker_to_tell_what_waits(template: dict[str, Any]) -> None:
     """Without one nothing is counted, nor is there anything to divide by: none would ever come."""
     assert template["Parameters"]["MinWorkers"]["MinValue"] >= 1
+
+
+def test_a_worker_is_asked_for_as_many_calls_as_it_has_slots(template: dict[str, Any]) -> None:
+    parameters = template["Parameters"]
+
+    assert parameters["CallsPerWorker"]["Default"] == parameters["SlotsPerWorker"]["Default"]
 
 
 def test_the_age_of_events_is_noticed_where_no_worker_tells_it(

@@ -85,6 +85,8 @@ def test_the_bucket_forgets_as_init_has_it(resources: dict[str, Any]) -> None:
             rule.get("Prefix", ""),
             rule.get("ExpirationInDays"),
             rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation"),
+            rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays"),
+            rule.get("ExpiredObjectDeleteMarker"),
         )
         for rule in rules
         if rule["Status"] == "Enabled"
@@ -94,6 +96,8 @@ def test_the_bucket_forgets_as_init_has_it(resources: dict[str, Any]) -> None:
             rule["Filter"]["Prefix"],
             rule.get("Expiration", {}).get("Days"),
             rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation"),
+            rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays"),
+            rule.get("Expiration", {}).get("ExpiredObjectDeleteMarker"),
         )
         for rule in lifecycle_rules()
     }
@@ -105,7 +109,7 @@ def test_no_rule_of_the_bucket_takes_the_tasks_of_a_schedule(resources: dict[str
     taken = [
         rule["Id"]
         for rule in rules
-        if key.startswith(rule.get("Prefix", "")) and "AbortIncompleteMultipartUpload" not in rule
+        if key.startswith(rule.get("Prefix", "")) and "ExpirationInDays" in rule
     ]
     assert taken == []
 

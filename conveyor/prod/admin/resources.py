@@ -74,8 +74,13 @@ class BucketResource:
         return True
 
     async def _empty(self) -> None:
-        while found := (await self._call("list_objects_v2")).get("Contents", []):
-            keys = [{"Key": entry["Key"]} for entry in found]
+        """Remove all objects, and all their versions: a bucket with one is not removed."""
+        while True:
+            listed = await self._call("list_object_versions")
+            found = [*listed.get("Versions", []), *listed.get("DeleteMarkers", [])]
+            if not found:
+                return
+            keys = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in found]
             await self._call("delete_objects", Delete={"Objects": keys, "Quiet": True})
 
     async def _end_uploads(self) -> None:
