@@ -227,6 +227,24 @@ def test_tasks_that_wait_while_none_ends_are_noticed(alarms: list[dict[str, Any]
     assert stuck["EvaluationPeriods"] * named["ended"]["Period"] == 600
 
 
+def test_each_dead_letter_is_told_of_within_the_hour(alarms: list[dict[str, Any]]) -> None:
+    """The alarm of letters that lie there rings for the first alone, and the next may have a day
+    left. The age that SQS tells begins anew in the dead-letter queue, so no alarm can use it."""
+    [more] = [one for one in alarms if "more-dead-letters" in str(one["AlarmName"])]
+    stats = {one["Id"]: one["MetricStat"] for one in more["Metrics"] if "MetricStat" in one}
+    queue = {"Name": "QueueName", "Value": {"Fn::GetAtt": ["DeadLetterQueue", "QueueName"]}}
+
+    assert [one["Expression"] for one in more["Metrics"] if one["ReturnData"]] == [
+        "DIFF(visible + hidden)"
+    ]
+    assert {name: one["Metric"]["MetricName"] for name, one in stats.items()} == {
+        "visible": "ApproximateNumberOfMessagesVisible",
+        "hidden": "ApproximateNumberOfMessagesNotVisible",
+    }
+    assert all(one["Metric"]["Dimensions"] == [queue] for one in stats.values())
+    assert more["EvaluationPeriods"] * stats["visible"]["Period"] <= 3_600
+
+
 def test_a_figure_that_is_missing_and_workers_that_are_too_few_are_noticed(
     alarms: list[dict[str, Any]],
 ) -> None:
