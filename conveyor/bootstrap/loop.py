@@ -3,11 +3,14 @@ service's options."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from conveyor import __version__
 from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.signatures import SigningKeySealer
@@ -16,9 +19,10 @@ from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
+from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
-from conveyor.engine.telemetry import Backlog, Progress, Reports, Telemetry
-from conveyor.engine.worker import OverlappingTicker, Ticker, Worker
+from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
+from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
@@ -33,6 +37,9 @@ from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.http.auth import open_operator_keys
+from conveyor.http.middleware import is_loopback
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
@@ -53,7 +60,9 @@ from conveyor.ports.queues import (
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.workers import Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import ServiceOptions
@@ -61,6 +70,9 @@ from conveyor.settings import InvalidSetting, Settings
 from conveyor.wire.errors import TransportError
 from conveyor.wire.options import USUAL as USUAL_CLIENT
 from conveyor.wire.options import ClientOptions, Proxy, read_proxy
+
+if TYPE_CHECKING:
+    from conveyor.engine.tracing import OpenTelemetryTracer
 
 
 class Readiness:
@@ -92,6 +104,24 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_HTTP_ENGINE", missing) from None
     except ScrapeFailed:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
+
+
+def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTelemetryTracer | None:
+    """Open the sender of traces that the settings name, whose traces metrics refer to; None without
+    an endpoint, and then nothing of OpenTelemetry is loaded. Raises InvalidSetting if it is not
+    installed."""
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from conveyor.engine.tracing import OpenTelemetryTracer
+    except ImportError:
+        missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
+        raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
+    tracer = OpenTelemetryTracer(
+        clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
+    )
+    telemetry.exemplars(lambda: tracer.latest)
+    return tracer
 
 
 def _client_options(settings: Settings) -> ClientOptions:
@@ -152,6 +182,19 @@ def allowed_hosts(settings: Settings) -> list[str]:
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
 
 
+def session_options(settings: Settings) -> SessionOptions | None:
+    """Return who may look at pages; None without a dashboard.
+
+    Raises ConveyorError(invalid_argument) for unusable keys of operators.
+    """
+    if not settings.dashboard:
+        return None
+    return SessionOptions(
+        on_loopback=is_loopback(settings.host),
+        operators=open_operator_keys(settings.operator_keys),
+    )
+
+
 def body_memory(settings: Settings) -> BodyMemory:
     """Return the bounds on the memory for request bodies."""
     return BodyMemory(limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory)
@@ -189,6 +232,9 @@ def service_options(
         input_ttl=settings.input_ttl,
         export_ttl=settings.export_ttl,
         max_export_bytes=settings.max_export_bytes,
+        heartbeat=_heartbeat(settings),
+        max_streams=settings.max_streams,
+        max_caller_streams=settings.max_caller_streams,
         older_secrets=older_secrets,
     )
 
@@ -212,7 +258,8 @@ and of the time to count there is a line in each minute."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
-    """The roles that discovering and working tasks uses; `sealer` opens callers' keys."""
+    """The roles that discovering and working tasks uses; `sealer` opens callers' keys. Without
+    `workers` the worker says nothing of itself."""
 
     jobs: JobLookup
     runs: WorkerRuns
@@ -224,6 +271,7 @@ class WorkerPorts:
     gateway: Gateway
     sealer: KeySealer
     pipeline: Pipeline | None = None
+    workers: Workers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,16 +289,38 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it; how many tasks ended, and how events are delivered, for alarms.
+    adds workers by it; how many tasks ended, and how events are delivered, for alarms. The worker
+    reports what it does once a heartbeat, and each `report_every` seconds if that is less. `tracer`
+    records what is sampled.
     """
 
     policy: PolicyFactory = ReservePolicy
     polling: Polling = Polling()
     picking: Callable[[], PickingRule] = LeastInFlight
     logs_backlog: bool = False
+    report_every: float = math.inf
+    tracer: Tracer = NO_TRACER
 
 
 USUAL = LoopOptions()
+
+
+def _worker_ports(
+    binding: Binding, gateway: Gateway, settings: Settings, jobs: JobLookup
+) -> WorkerPorts:
+    return WorkerPorts(
+        jobs=jobs,
+        runs=binding.runs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        permits=binding.permits,
+        signals=binding.signals,
+        gateway=gateway,
+        sealer=KeySealer(_sealing_secrets(binding, settings)),
+        pipeline=binding.pipeline,
+        workers=binding.workers,
+    )
 
 
 def build_worker(
@@ -265,20 +335,10 @@ def build_worker(
 ) -> Worker:
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
-    secrets = _sealing_secrets(binding, settings)
-    ports = WorkerPorts(
-        jobs=jobs or binding.jobs,
-        runs=binding.runs,
-        tasks=binding.tasks,
-        blobs=binding.blobs,
-        queues=binding.queues,
-        permits=binding.permits,
-        signals=binding.signals,
-        gateway=outside.gateway,
-        sealer=KeySealer(secrets),
-        pipeline=binding.pipeline,
+    ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
+    deliverer = _deliverer(
+        binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
     )
-    deliverer = _deliverer(binding, outside.webhooks, settings, clock, telemetry)
     sending = _delivery_ticker(deliverer, settings, clock)
     notifier = _notifier(
         binding, settings, clock, telemetry, origin=outside.origin, made=sending.wake
@@ -289,11 +349,18 @@ def build_worker(
     tickers = [
         _sweep_ticker(binding, settings, clock),
         telling,
-        _schedule_ticker(binding, settings, clock, telemetry=telemetry, sealer=ports.sealer),
+        _schedule_ticker(
+            binding,
+            settings,
+            clock,
+            telemetry=telemetry,
+            sealer=ports.sealer,
+            tracer=options.tracer,
+        ),
     ]
     if options.logs_backlog:
         tickers.append(_minutely(reports.tell, clock, what="telling of webhooks"))
-        telling_ends = Progress(telemetry).tell
+        telling_ends = TaskFigures(telemetry).tell
         tickers.append(_minutely(telling_ends, clock, what="telling of ended tasks"))
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
@@ -302,6 +369,19 @@ def build_worker(
     )
     return assemble_worker(
         ports, settings, clock, telemetry=telemetry, chores=chores, options=options
+    )
+
+
+def _dispatch_options(
+    settings: Settings, options: LoopOptions, outages: Outages
+) -> DispatchOptions:
+    return DispatchOptions(
+        slots=settings.workers,
+        visibility=settings.visibility_timeout,
+        max_receives=settings.max_receives,
+        polling=options.polling,
+        picking=options.picking(),
+        outages=outages,
     )
 
 
@@ -324,18 +404,17 @@ def assemble_worker(
         policy,
         clock,
         task_handler=_task_handler(
-            ports, settings, clock, worker=name, telemetry=telemetry, outages=outages
-        ),
-        control_handler=ControlHandler(chores.control),
-        telemetry=telemetry,
-        options=DispatchOptions(
-            slots=settings.workers,
-            visibility=settings.visibility_timeout,
-            max_receives=settings.max_receives,
-            polling=options.polling,
-            picking=options.picking(),
+            ports,
+            settings,
+            clock,
+            worker=name,
+            telemetry=telemetry,
             outages=outages,
+            tracer=options.tracer,
         ),
+        control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
+        telemetry=telemetry,
+        options=_dispatch_options(settings, options, outages),
     )
     ports.signals.on_halt(dispatcher.halt)
     discovery = _discovery(dispatcher, ports, settings, clock)
@@ -343,15 +422,39 @@ def assemble_worker(
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
     counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
+    about = Reported(dispatcher, policy, outages)
+    reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
     return Worker(
         dispatcher,
         discovery,
         clock,
         heartbeat=_heartbeat(settings),
-        tickers=[*chores.tickers, *counting],
-        overlapping=chores.overlapping,
+        beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
         outages=outages,
     )
+
+
+def _reporter(
+    about: Reported,
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    worker: str,
+    options: LoopOptions,
+) -> WorkerReporter | None:
+    if ports.workers is None:
+        return None
+    heartbeat = _heartbeat(settings)
+    names = ReporterOptions(
+        worker_id=worker,
+        version=__version__,
+        heartbeat=heartbeat,
+        every=min(heartbeat, options.report_every),
+        slots=settings.workers,
+        claim_seconds=settings.visibility_timeout,
+    )
+    return WorkerReporter(about, ports.workers, clock, names)
 
 
 def _sealing_secrets(binding: Binding, settings: Settings) -> list[bytes]:
@@ -405,6 +508,7 @@ def _task_handler(
     worker: str,
     telemetry: Telemetry,
     outages: Outages,
+    tracer: Tracer,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -416,6 +520,7 @@ def _task_handler(
             gateway=ports.gateway,
             pipeline=ports.pipeline,
             outages=outages,
+            tracer=tracer,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
@@ -541,7 +646,13 @@ def _delivery_ticker(deliverer: Deliverer, settings: Settings, clock: Clock) -> 
 
 
 def _deliverer(
-    binding: Binding, webhooks: Webhooks, settings: Settings, clock: Clock, telemetry: Telemetry
+    binding: Binding,
+    webhooks: Webhooks,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    tracer: Tracer,
 ) -> Deliverer:
     sealer = SigningKeySealer(_sealing_secrets(binding, settings))
     ports = DeliveryPorts(
@@ -550,12 +661,19 @@ def _deliverer(
         runs=binding.runs,
         webhooks=webhooks,
         signer=EventSigner(binding.signing_keys, sealer, clock),
+        tracer=tracer,
     )
     return Deliverer(ports, clock, observer=telemetry)
 
 
 def _schedule_ticker(
-    binding: Binding, settings: Settings, clock: Clock, *, telemetry: Telemetry, sealer: KeySealer
+    binding: Binding,
+    settings: Settings,
+    clock: Clock,
+    *,
+    telemetry: Telemetry,
+    sealer: KeySealer,
+    tracer: Tracer,
 ) -> Ticker:
     ports = SchedulerPorts(
         schedules=binding.schedules,
@@ -564,6 +682,7 @@ def _schedule_ticker(
         queues=binding.queues,
         signals=binding.signals,
         sealer=sealer,
+        tracer=tracer,
     )
     options = SchedulerOptions(
         interval=settings.schedule_interval,

@@ -18,6 +18,8 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    session_options,
+    tracer_of,
     webhooks_of,
 )
 from conveyor.domain.api_keys import secret_bytes
@@ -33,7 +35,10 @@ from conveyor.http.malformed import protocol
 from conveyor.http.routes_server import create_probes
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.service.context import ServiceOptions
+from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
@@ -41,6 +46,7 @@ EXTRA = frozenset({"boto3", "botocore", "redis"})
 """Packages that only the extra `aws` installs."""
 
 if TYPE_CHECKING:
+    from conveyor.engine.tracing import OpenTelemetryTracer
     from conveyor.prod.admin.administration import Administration
     from conveyor.prod.admin.dead_letters import DeadLetters
     from conveyor.prod.aws.calls import Aws
@@ -66,7 +72,8 @@ def _extra() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRuntime:
-    """An assembled role: an `app` to serve or a `worker` to run, and what goes beside it.
+    """An assembled role: an `app` to serve and `progress` to run, or a `worker` to run, and what
+    goes beside it.
 
     `probes` is the application of /readyz and /metrics. A process without a worker runs `lag`
     itself. `agree` checks that this process still shares the fleet's permit ledger, bucket and
@@ -83,6 +90,7 @@ class RoleRuntime:
     agree: Callable[[], Awaitable[None]]
     agree_every: float
     aclose: Callable[[], Awaitable[None]]
+    progress: Progress | None = None
     protection: TaskProtection | None = None
 
 
@@ -103,47 +111,51 @@ async def open_role(
     Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
     unusable API keys.
     """
-    api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
+    api_keys = _api_keys(settings) if settings.role == "api" else None
     with _extra():
         from conveyor.prod.binding import open_binding
-
-    works = api_keys is None
-    binding = await open_binding(_options(settings), clock, works=works, seam=seam)
+    binding = await open_binding(_options(settings), clock, works=api_keys is None, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    scraper, worker, app = gateway, None, None
-    protection, trouble = None, lag.trouble
+    worker, app, progress, watched = None, None, None, None
+    tracer = tracer_of(settings, clock, telemetry)
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
-        scraper = gateway or gateway_of(settings, clock)
-        watched = WatchedGateway(scraper, clock)
+        watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
-        worker = _worker(binding, outside, settings, clock, telemetry=telemetry, policy=policy)
-        trouble = _first_of(worker.lag.trouble, watched.trouble)
-        protection = _protection(watched, settings, clock)
+        options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
+        worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
-        _, older = root_secrets(settings)
-        service = Service(
-            binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
-        )
-        results = service.results
-        _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
-        app = _app(binding, settings, clock, service=service, api_keys=api_keys, ready=readiness)
+        service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
+        progress = service.progress
+        _measure_api(telemetry, binding, service, lag)
+        limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
+        app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
+    stuck = _stuck(lag, worker, watched)
     return RoleRuntime(
         app=app,
         worker=worker,
-        protection=protection,
-        probes=_probes(binding, readiness, telemetry, clock, worker=worker, trouble=trouble),
+        progress=progress,
+        protection=_protection(watched, settings, clock),
+        probes=_probes(binding, readiness, telemetry, clock, worker=worker, stuck=stuck),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
         lag=lag,
         agree=binding.agree,
         agree_every=binding.agree_every,
-        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks),
+        aclose=_closing(binding, None if gateway else watched, webhooks, tracer),
     )
 
 
+def _api_keys(settings: Settings) -> ApiKeys:
+    """Open what the callers of an API are known by. Raises ConveyorError for what is unusable,
+    before anything else is opened."""
+    keys = open_api_keys(settings.api_keys)
+    session_options(settings)
+    return keys
+
+
 def _closing(
-    binding: ProdBinding, *clients: Gateway | Webhooks | None
+    binding: ProdBinding, *clients: Gateway | Webhooks | OpenTelemetryTracer | None
 ) -> Callable[[], Awaitable[None]]:
     async def close() -> None:
         for client in clients:
@@ -187,7 +199,7 @@ def _worker(
     clock: Clock,
     *,
     telemetry: Telemetry,
-    policy: PolicyFactory,
+    options: LoopOptions,
 ) -> Worker:
     worker = build_worker(
         binding.ports,
@@ -196,34 +208,33 @@ def _worker(
         clock,
         telemetry=telemetry,
         jobs=binding.jobs,
-        options=LoopOptions(policy=policy, logs_backlog=True),
+        options=options,
     )
     _measure(telemetry, binding, lag=worker.lag, discarded=lambda: 0)
     return worker
 
 
-def _app(
+def _limits(settings: Settings, origin: str) -> ServiceOptions:
+    _, older = root_secrets(settings)
+    return service_options(settings, origin, older)
+
+
+def _app_options(
     binding: ProdBinding,
     settings: Settings,
-    clock: Clock,
     *,
-    service: Service,
     api_keys: ApiKeys,
-    ready: Readiness,
-) -> Any:
-    return create_app(
-        service,
-        registry=None,
-        ready=ready,
-        clock=clock,
-        options=AppOptions(
-            allowed_hosts=allowed_hosts(settings),
-            max_request_bytes=settings.max_request_bytes,
-            body_seconds=settings.body_timeout,
-            body_memory=body_memory(settings),
-            api_keys=api_keys,
-            rate_limit=binding.rate_limit,
-        ),
+    tracer: Tracer,
+) -> AppOptions:
+    return AppOptions(
+        allowed_hosts=allowed_hosts(settings),
+        max_request_bytes=settings.max_request_bytes,
+        body_seconds=settings.body_timeout,
+        body_memory=body_memory(settings),
+        api_keys=api_keys,
+        rate_limit=binding.rate_limit,
+        sessions=session_options(settings),
+        tracer=tracer,
     )
 
 
@@ -234,7 +245,7 @@ def _probes(
     clock: Clock,
     *,
     worker: Worker | None,
-    trouble: Callable[[], str],
+    stuck: Callable[[], str],
 ) -> Any:
     stats = binding.stats
 
@@ -247,22 +258,31 @@ def _probes(
         ready=lambda: ready() and stats.usable(clock.monotonic()),
         clock=clock,
         away=away,
-        trouble=trouble,
+        trouble=stuck,
     )
 
 
-def _protection(gateway: WatchedGateway, settings: Settings, clock: Clock) -> TaskProtection | None:
-    """Return what protects this task; None away from ECS, and where each call ends within the grace
-    of a stop anyway."""
-    if not settings.ecs_agent or settings.gateway_timeout <= settings.shutdown_grace:
+def _protection(
+    gateway: WatchedGateway | None, settings: Settings, clock: Clock
+) -> TaskProtection | None:
+    """Return what protects a worker's task; None away from ECS, and where each call ends within the
+    grace of a stop anyway."""
+    is_needed = settings.ecs_agent and settings.gateway_timeout > settings.shutdown_grace
+    if gateway is None or not is_needed:
         return None
     from conveyor.prod.ecs import TaskProtection
 
     return TaskProtection(settings.ecs_agent, clock, busy=lambda: gateway.in_flight > 0)
 
 
-def _first_of(*troubles: Callable[[], str]) -> Callable[[], str]:
-    return lambda: next(filter(None, (trouble() for trouble in troubles)), "")
+def _stuck(
+    lag: LoopLag, worker: Worker | None, gateway: WatchedGateway | None
+) -> Callable[[], str]:
+    """Return what says why only a new process helps; "" while nothing does."""
+    if worker is None or gateway is None:
+        return lag.trouble
+    turning, calls = worker.lag, gateway
+    return lambda: turning.trouble() or calls.trouble()
 
 
 def _options(settings: Settings) -> ProdOptions:
@@ -316,3 +336,12 @@ def _measure(
         lambda: (((operation,), units) for operation, units in stats.capacity.items()),
     )
     telemetry.gauge("loop_lag_seconds", lambda: lag.seconds)
+
+
+def _measure_api(
+    telemetry: Telemetry, binding: ProdBinding, service: Service, lag: LoopLag
+) -> None:
+    results, progress = service.results, service.progress
+    _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
+    telemetry.gauge("streams", lambda: progress.streams)
+    telemetry.total("stream_reads", lambda: progress.reads)

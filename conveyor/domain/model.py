@@ -250,7 +250,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One drain of a job.
 
     `next_index` is the index of the next added task; `rerun_of` names the run replayed. `ingest` is
-    set on runs whose rows are written after the request that makes them.
+    set on runs whose rows are written after the request that makes them. `traceparent` names the
+    trace of that request, or of the fire, if it was traced.
     """
 
     run_id: str
@@ -268,6 +269,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure_detail: str | None = None
     rerun_of: str | None = None
     ingest: Ingest | None = None
+    traceparent: str | None = None
     version: int = 1
 
     @property
@@ -361,7 +363,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     """The dispatcher's view of a run that may have work; holds no secret and no URL.
 
-    `created_at` is in milliseconds.
+    `created_at` is in milliseconds. `traceparent` is that of its run.
     """
 
     run_id: str
@@ -369,3 +371,4 @@ class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     max_inflight: int
     created_at: int
+    traceparent: str | None = None

@@ -13,11 +13,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar, Sample
 
 from conveyor.aio.concurrency import for_each
 from conveyor.aio.log_output import lost_lines
@@ -88,6 +90,7 @@ class Backlog:
 COUNTER, GAUGE = "counter", "gauge"
 
 # The programs that serve a metric.
+SERVERS = "conveyor-dev, conveyor api"
 EVERY_SERVER = "conveyor-dev, conveyor api, conveyor worker"
 WORKERS = "conveyor-dev, conveyor worker"
 PRODUCTION = "conveyor api, conveyor worker"
@@ -174,7 +177,7 @@ METRICS: dict[str, MetricInfo] = {
     "fire_late_seconds": MetricInfo(
         GAUGE, "Seconds from the time of the latest fire to its run", served_by=WORKERS
     ),
-    "store_rows_read": MetricInfo(COUNTER, "Task rows that reads touched"),
+    "store_rows_read": MetricInfo(COUNTER, "Task, job and run rows that reads touched"),
     "store_rows_returned": MetricInfo(
         COUNTER,
         "Task rows that reads gave back, without those read for a page that are not on it; "
@@ -196,6 +199,8 @@ METRICS: dict[str, MetricInfo] = {
         "those of all runs with work, so not to be added up over workers",
         served_by=WORKERS,
     ),
+    "streams": MetricInfo(GAUGE, "Streams of progress that are open", served_by=SERVERS),
+    "stream_reads": MetricInfo(COUNTER, "Reads of runs for streams", served_by=SERVERS),
     "wal_bytes": MetricInfo(GAUGE, "Size of the database's write-ahead log", served_by=DEVELOPMENT),
     "loop_lag_seconds": MetricInfo(
         GAUGE, "Latest lag of the event loop, measured four times a second"
@@ -219,6 +224,8 @@ METRICS: dict[str, MetricInfo] = {
 
 COUNTED_HERE = ("receives", "deliveries", "bounces", "claims_undone", "fenced")
 LABELLED_HERE = ("gateway_calls", "tasks", "callbacks", "webhook_attempts")
+TRACED = {"gateway_calls": "attempt", "tasks": "attempt", "webhook_attempts": "delivery"}
+"""The traces whose outcomes are values of a metric's label, by the metric."""
 
 LOOK = 0.25
 """Seconds of one measurement of the lag. A worker tends permits and buffers as often."""
@@ -238,6 +245,7 @@ class Telemetry(Collector):
         self._gauges: list[tuple[str, Callable[[], float]]] = []
         self._totals: list[tuple[str, Callable[[], float]]] = [("log_lines_lost", lost_lines)]
         self._families: list[tuple[str, Read]] = []
+        self._exemplars: Callable[[], Mapping[tuple[str, str], str]] = dict
 
     def received(self, messages: int) -> None:
         """Count a receive call, and the messages that it brought."""
@@ -284,19 +292,28 @@ class Telemetry(Collector):
         """Expose counters of METRICS with labels that another object keeps."""
         self._families.append((name, read))
 
+    def exemplars(self, read: Callable[[], Mapping[tuple[str, str], str]]) -> None:
+        """Show the latest traces beside the counts of what they traced. `read` returns their ids,
+        by the name of the trace and its outcome."""
+        self._exemplars = read
+
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for a Prometheus registry."""
         for name in COUNTED_HERE:
             yield CounterMetricFamily(*_described(name), value=self.counts[name])
         for name in LABELLED_HERE:
             counts = {(value,): count for value, count in getattr(self, name).items()}
-            yield _with_labels(name, counts.items())
+            yield _with_labels(name, counts.items(), self._traces_of(name))
         for name, read in self._totals:
             yield CounterMetricFamily(*_described(name), value=read())
         for name, read_all in self._families:
             yield _with_labels(name, read_all())
         for name, read in self._gauges:
             yield GaugeMetricFamily(*_described(name), value=read())
+
+    def _traces_of(self, name: str) -> Mapping[str, str]:
+        traced = TRACED.get(name)
+        return {outcome: at for (kind, outcome), at in self._exemplars().items() if kind == traced}
 
     def registry(self) -> CollectorRegistry:
         """Return a registry that holds these metrics alone."""
@@ -309,10 +326,24 @@ def _described(name: str) -> tuple[str, str]:
     return f"conveyor_{name}", METRICS[name].help
 
 
-def _with_labels(name: str, counts: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+def _with_labels(
+    name: str,
+    counts: Iterable[tuple[tuple[str, ...], float]],
+    traces: Mapping[str, str] = MappingProxyType({}),
+) -> Metric:
+    """Make a family; the counts of a value with one of the `traces` get its id as exemplar."""
     family = CounterMetricFamily(*_described(name), labels=list(METRICS[name].labels))
     for values, count in sorted(counts):
-        family.add_metric(values, count)
+        trace_id = traces.get(values[0])
+        exemplar = None if trace_id is None else Exemplar({"trace_id": trace_id}, 1.0)
+        family.samples.append(
+            Sample(
+                f"{family.name}_total",
+                dict(zip(METRICS[name].labels, values, strict=True)),
+                count,
+                exemplar=exemplar,
+            )
+        )
     return family
 
 
@@ -346,7 +377,7 @@ class Reports:
         _log.info("webhooks", extra=figures)
 
 
-class Progress:
+class TaskFigures:
     """Tell how many tasks ended, and how many calls were cut off by the fence."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -356,9 +387,9 @@ class Progress:
     async def tell(self) -> None:
         """Log what came about since the last time."""
         ended, fenced = sum(self._telemetry.tasks.values()), self._telemetry.counts["fenced"]
-        figures = {"ended": ended - self._ended, "fenced": fenced - self._fenced}
+        since = {"ended": ended - self._ended, "fenced": fenced - self._fenced}
         self._ended, self._fenced = ended, fenced
-        _log.info("progress", extra=figures)
+        _log.info("progress", extra=since)
 
 
 STILL_AFTER = 30.0

@@ -40,6 +40,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.deliveries import DeliveryQueue
 from conveyor.ports.handler import AttemptObserver
 from conveyor.ports.records import JobLookup, RunLookup
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import WebhookAnswer, Webhooks
 from conveyor.records.signed_events import KEY_UNREADABLE, EventSigner, cut_signatures
 
@@ -112,6 +113,7 @@ class DeliveryPorts:
     runs: RunLookup
     webhooks: Webhooks
     signer: EventSigner
+    tracer: Tracer = NO_TRACER
 
 
 class Deliverer:
@@ -302,6 +304,9 @@ class Deliverer:
         begun = begin_attempt(delivery, now=now, lapses_at=now + round(LEASE * 1_000))
         if not await ports.deliveries.change_delivery(delivery, begun):
             return
+        trace = ports.tracer.begin("delivery", delivery.delivery_id, started_at=now)
+        if trace is not None:
+            trace.link(run.traceparent or "")
         began = self._clock.monotonic()
         try:
             result = problem or await self._post(delivery, webhook.url, headers)
@@ -313,7 +318,13 @@ class Deliverer:
         with anyio.CancelScope(shield=True):
             seconds = self._clock.monotonic() - began
             self._places.note(sending.place, delivered=not result.error, seconds=seconds)
+            posted_at = self._clock.now()
             await self._end(begun, result)
+            if trace is not None:
+                trace.part("post", now, posted_at)
+                trace.part("note", posted_at, self._clock.now())
+                attributes = _trace_attributes(begun, result)
+                trace.end(self._clock.now(), attributes, failed=bool(result.error))
 
     async def _headers(
         self, delivery: EventDelivery, webhook: Webhook
@@ -383,6 +394,18 @@ class Deliverer:
                 _tell(after, result)
                 return
             current = await self._ports.deliveries.get_delivery(begun.caller, begun.delivery_id)
+
+
+def _trace_attributes(begun: EventDelivery, result: AttemptResult) -> dict[str, str | int]:
+    """Describe an attempt that has ended: ids, the host, the outcome."""
+    return {
+        "delivery_id": begun.delivery_id,
+        "job_id": begun.job_id,
+        "run_id": begun.run_id,
+        "attempt": begun.attempt_count,
+        "host": result.host or "",
+        "outcome": result.error.partition(":")[0] or DELIVERED,
+    }
 
 
 def _key(delivery: EventDelivery) -> tuple[str, str]:

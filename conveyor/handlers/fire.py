@@ -22,6 +22,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, Queues, Signals, TemplateMessage
 from conveyor.ports.records import JobReader, RunLookup
 from conveyor.ports.schedules import ScheduleChange, Schedules
+from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.records.quotas import ActiveJobQuota
 
 PAGE = 100
@@ -59,6 +60,7 @@ class SchedulerPorts:
     queues: Queues
     signals: Signals
     sealer: KeySealer
+    tracer: Tracer = NO_TRACER
 
 
 class Scheduler:
@@ -161,9 +163,15 @@ class Scheduler:
     async def _write(self, job: Job, decision: FireDecision, sealed_key: bytes, now: int) -> None:
         """Make the step, unless another write of the job came first."""
         after = structs.replace(decision.after, sealed_key=sealed_key)
-        change = ScheduleChange(before=job, after=after, run=decision.run, fires=decision.fires)
+        run, trace = decision.run, None
+        if run is not None:
+            trace = self._ports.tracer.begin_always("fire", started_at=now)
+            run = structs.replace(run, traceparent=trace.traceparent if trace else None)
+        change = ScheduleChange(before=job, after=after, run=run, fires=decision.fires)
         if await self._ports.schedules.change_schedule(change):
             await self._tell(decision, now)
+            if run is not None and trace is not None:
+                trace.end(self._clock.now(), {"job_id": job.job_id, "run_id": run.run_id})
 
     def _seal_anew(self, job: Job) -> bytes | None:
         """Seal the caller's key under the first secret, so that older ones can be dropped; return

@@ -14,6 +14,7 @@ from functools import partial
 
 import anyio
 import msgspec
+from cachetools import LRUCache
 
 from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
@@ -24,6 +25,7 @@ from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
 from conveyor.domain.text_rules import logged_url, shorten
+from conveyor.domain.urls import host_of
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
@@ -62,6 +64,7 @@ from conveyor.ports.tasks import (
     SettleRequest,
     TaskClaims,
 )
+from conveyor.ports.tracing import NO_TRACER, Recording, Tracer
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
 from conveyor.wire.errors import is_shortage
@@ -72,6 +75,17 @@ PATIENCE = 6
 """Calls for one message while the gateway refuses for load, before the message is hidden."""
 PATIENT_PAUSE = 5.0
 """Longest pause, in seconds, that is waited for with the permit in hand."""
+
+MOST_SUBMITS = 1_000
+"""Runs whose submits are remembered for the links of traces."""
+_OUTCOMES = {
+    Succeeded: "successful",
+    Failed: "failed",
+    Retry: "retry",
+    Deferred: "deferred",
+    Released: "released",
+}
+"""The outcome in the trace of an attempt, by the kind of its settlement."""
 
 _log = logging.getLogger("conveyor.tasks")
 
@@ -99,11 +113,12 @@ class TaskPorts:
     gateway: Gateway
     pipeline: Pipeline | None = None
     outages: Outages | None = None
+    tracer: Tracer = NO_TRACER
 
 
 @dataclass(slots=True, eq=False)
 class ClaimedTask(Held):
-    """A task in work, from its claim to its settlement.
+    """A task in work, from its claim to its settlement. `trace` records it if it is sampled.
 
     `note` is that of its call in the ledger of calls. Once the gateway has answered, `settlement`
     is to be written, and before it `body` to be stored under `blob_key`, unless `stored` says that
@@ -121,6 +136,7 @@ class ClaimedTask(Held):
     body: bytes | None = None
     stored: bool = False
     error: Exception | None = None
+    trace: Recording | None = None
 
 
 class TaskHandler(StagedHandler):
@@ -143,6 +159,8 @@ class TaskHandler(StagedHandler):
         self._signals = ports.signals
         self._gateway = ports.gateway
         self._pipeline = ports.pipeline
+        self._tracer = ports.tracer
+        self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
         self._clock = clock
         self._retry_policy = retry_policy
@@ -271,9 +289,18 @@ class TaskHandler(StagedHandler):
         if isinstance(claim, Claimed):
             task = claim.task
             self._claims[task.run_id, task.task_id] = task.claim_number
-            return ClaimedTask(task, message.job_id, delivery.receive_count)
+            held = ClaimedTask(task, message.job_id, delivery.receive_count)
+            held.trace = self._tracer.begin("attempt", task.task_id, started_at=request.now)
+            if held.trace is not None:
+                held.trace.part("claim", request.now, self._clock.now())
+            return held
         if isinstance(claim, ClaimedElsewhere):
-            return Outcome(hide_for=max(0.0, (claim.until - request.now) / 1000))
+            later = claim.is_due_later
+            return Outcome(
+                hide_for=max(0.0, (claim.until - request.now) / 1000),
+                waiting=WaitReason.BACKOFF if later else None,
+                is_claimed=not later,
+            )
         if claim.run_status is not None:
             settled = Settled(True, claim.run_status)
             return self._ended(request.run_id, request.task_id, None, settled)
@@ -366,6 +393,8 @@ class TaskHandler(StagedHandler):
         """Call the gateway, and decide on the settlement; return the outcome if there is nothing
         left to settle."""
         held.started_at = self._clock.now()
+        if held.trace is not None:
+            await self._link(held.trace, held.task.run_id)
         try:
             held.template = await self._templates.get(held.job_id)
         except UnsealError:
@@ -385,7 +414,17 @@ class TaskHandler(StagedHandler):
             if failure.account is not None:
                 return await self._refused(held, failure)
             held.settlement = self._verdict(held, failure)
+        finally:
+            if held.trace is not None:
+                held.trace.part("gateway", held.started_at, self._clock.now())
         return None
+
+    async def _link(self, trace: Recording, run_id: str) -> None:
+        """Link a trace to the request or the fire that made the run, if that was traced."""
+        if run_id not in self._submits:
+            run = await self._runs.dispatchable_run(run_id)
+            self._submits[run_id] = "" if run is None else run.traceparent or ""
+        trace.link(self._submits[run_id])
 
     async def _scrape_patiently(
         self, held: ClaimedTask, template: JobTemplate, throttled: Throttled
@@ -505,6 +544,7 @@ class TaskHandler(StagedHandler):
         """Store the body in hand. Raises ResultLost."""
         if held.body is None:
             return
+        began = self._clock.now()
         try:
             await self._put(held, held.body)
         except ScrapeFailed as failure:
@@ -513,6 +553,14 @@ class TaskHandler(StagedHandler):
             raise
         except Exception:
             self._fail_answered(held, self._unexpected(held))
+        finally:
+            self._trace([held], "body", began)
+
+    def _trace(self, tasks: Sequence[ClaimedTask], part: str, began: int) -> None:
+        """Add a part that ends now to the traces of tasks that are sampled."""
+        for held in tasks:
+            if held.trace is not None:
+                held.trace.part(part, began, self._clock.now())
 
     async def _put(self, held: ClaimedTask, content: Content) -> int:
         """Store a body; return its size. Raises ScrapeFailed, ResultLost."""
@@ -544,7 +592,10 @@ class TaskHandler(StagedHandler):
         if not full:
             return
         bodies = [(held.blob_key, held.body) for held in full if held.body is not None]
-        for held, error in zip(full, await pipeline.bodies.put_new(bodies), strict=True):
+        began = self._clock.now()
+        errors = await pipeline.bodies.put_new(bodies)
+        self._trace(full, "body", began)
+        for held, error in zip(full, errors, strict=True):
             if error is None:
                 held.stored = True
                 self._breaker.succeeded()
@@ -599,6 +650,7 @@ class TaskHandler(StagedHandler):
 
     async def _settle_all(self, tasks: Sequence[ClaimedTask]) -> list[Settled | Exception]:
         """Settle tasks, in one operation if the store has one."""
+        began = self._clock.now()
         try:
             if self._pipeline is not None and len(tasks) > 1:
                 now = self._clock.now()
@@ -617,6 +669,8 @@ class TaskHandler(StagedHandler):
             return [await self._settle(held) for held in tasks]
         except Exception as error:
             return [error] * len(tasks)
+        finally:
+            self._trace(tasks, "settlement", began)
 
     async def _settle(self, held: ClaimedTask) -> Settled:
         task = held.task
@@ -627,6 +681,9 @@ class TaskHandler(StagedHandler):
     async def _settled(self, held: ClaimedTask, settled: Settled) -> Outcome:
         """Return what follows from a settlement."""
         self._forget(held, ended=True)
+        if held.trace is not None:
+            failed = isinstance(held.settlement, Failed)
+            held.trace.end(self._clock.now(), _trace_attributes(held), failed=failed)
         run_id, task_id, settlement = held.task.run_id, held.task.task_id, held.settlement
         if isinstance(settlement, Succeeded):
             if settled.applied:
@@ -643,7 +700,8 @@ class TaskHandler(StagedHandler):
             return ACKNOWLEDGE
         # Not for longer than was meant, if the clock was set back meanwhile.
         now = max(self._clock.now(), held.started_at)
-        return Outcome(hide_for=max(0.0, (settlement.not_before - now) / 1000))
+        hide_for = max(0.0, (settlement.not_before - now) / 1000)
+        return Outcome(hide_for=hide_for, waiting=settlement.waiting)
 
     def _ended(
         self, run_id: str, task_id: str, held: ClaimedTask | None, settled: Settled
@@ -687,3 +745,22 @@ def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:
     if isinstance(settlement, Failed):
         return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
     return None, "interrupted"
+
+
+def _trace_attributes(held: ClaimedTask) -> dict[str, str | int]:
+    """Describe an attempt that has been settled: ids, the verdict, the host, sizes."""
+    task, settlement = held.task, held.settlement
+    attributes: dict[str, str | int] = {
+        "job_id": held.job_id,
+        "run_id": task.run_id,
+        "task_id": task.task_id,
+        "attempt": task.attempts + 1,
+        "host": host_of(task.spec.url),
+        "outcome": _OUTCOMES[type(settlement)],
+    }
+    if isinstance(settlement, Succeeded):
+        attributes |= {"bytes": settlement.result.size, "sent": settlement.event.sent}
+    if isinstance(settlement, Failed):
+        code = shorten(settlement.problem.code)
+        attributes |= {"reason": settlement.failure.value, "code": code}
+    return attributes

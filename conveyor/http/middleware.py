@@ -7,6 +7,7 @@ an answer that comes before its request has ended. `ProblemResponses` turns ever
 problem document. `Origins` refuses foreign Host names and Origins, because a web page must not
 drive the API: a name that somebody else resolves to this machine shows in Host, a page of another
 origin, even of another port of this machine, shows in Origin. No CORS header is ever sent.
+`RequestTraces` records each request for those who collect traces.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.problems import problem_response
 from conveyor.http.request import ClientGone
 from conveyor.ports.clock import Clock
+from conveyor.ports.tracing import TRACEPARENT, Tracer
 
 HEADER = "X-Request-ID"
 INBOX_PATH = "/_dev/inbox"
@@ -66,6 +69,70 @@ class RequestId:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class RequestTraces:
+    """Middleware that traces requests: a sample of those that read, and all that may change
+    something, so that the traces of attempts find the submit of their run.
+
+    A span has the route in its name, and ids, never the path, the query or a header. A caller's own
+    `traceparent` is linked to.
+    """
+
+    def __init__(self, app: ASGIApp, *, clock: Clock, tracer: Tracer) -> None:
+        self._app = app
+        self._clock = clock
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, method = self._clock.now(), scope["method"]
+        if method in _READING:
+            trace = self._tracer.begin(f"{method} request", self._clock.new_id(), started_at=began)
+        else:
+            trace = self._tracer.begin_always(f"{method} request", started_at=began)
+        if trace is None:
+            await self._app(scope, receive, send)
+            return
+        trace.link(Headers(scope=scope).get("traceparent", ""))
+        status = CLIENT_CLOSED
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        token = TRACEPARENT.set(trace.traceparent)
+        try:
+            await self._app(scope, receive, send_and_note)
+        finally:
+            TRACEPARENT.reset(token)
+            attributes = _request_attributes(scope, status)
+            trace.end(self._clock.now(), attributes, failed=status >= 500)
+
+
+_READING = ("GET", "HEAD")
+_TRACED_IDS = frozenset({"job_id", "run_id", "task_id", "export_id", "delivery_id"})
+
+
+def _request_attributes(scope: Scope, status: int) -> dict[str, str | int]:
+    """Describe a request by its route, its status, and the well-formed ids in its path."""
+    route = scope.get("route")
+    attributes: dict[str, str | int] = {
+        "method": scope["method"],
+        "route": getattr(route, "path", "none"),
+        "status": status,
+        "request_id": request_id_of(scope),
+    }
+    return attributes | {
+        name: value
+        for name, value in scope.get("path_params", {}).items()
+        if name in _TRACED_IDS and (ids.is_ulid(value) or ids.is_task_id(value))
+    }
 
 
 CLIENT_CLOSED = 499
@@ -271,6 +338,10 @@ class Origins:
                 if not self._is_ours(host):
                     raise _refused("the Host header names another server")
             own = {f"{scheme}://{host.lower()}" for host in hosts for scheme in ("http", "https")}
+            # A form of a page that sends no referrer comes without its origin. The browser itself
+            # says whose page it was.
+            if headers.get("Sec-Fetch-Site") == "same-origin":
+                own.add("null")
             for origin in headers.getlist("Origin"):
                 if origin.lower() not in own and origin.lower() != self._public_origin:
                     raise _refused("requests from web pages of another origin are refused")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -61,8 +62,10 @@ def server_routes(
 
 
 def _metrics(registry: CollectorRegistry) -> Endpoint:
-    async def metrics(_request: Request) -> Response:
-        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(request: Request) -> Response:
+        # Only OpenMetrics has exemplars.
+        encode, media_type = choose_encoder(request.headers.get("Accept", ""))
+        return Response(encode(registry), headers={"Content-Type": media_type, "Vary": "Accept"})
 
     return metrics
 

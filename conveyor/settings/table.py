@@ -57,6 +57,8 @@ class Settings:
     webhook_private: str = ""
     webhook_ca_file: str = ""
     allowed_hosts: str = ""
+    dashboard: bool = True
+    operator_keys: str = ""
     secret: str = field(default="", repr=False)
     log_level: str = "info"
     log_format: str = "text"
@@ -88,6 +90,8 @@ class Settings:
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
     max_scheduled_jobs: int = 0
+    max_streams: int = 1_000
+    max_caller_streams: int = 20
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
     idempotency_claim: float = 60.0
@@ -112,6 +116,8 @@ class Settings:
     row_retention_days: int = 30
     delivery_retention_days: int = 30
     fire_retention_days: int = 30
+    otlp_endpoint: str = ""
+    trace_ratio: float = 0.01
     role: str = ""
     environment: str = ""
     region: str = ""
@@ -171,9 +177,7 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", "address", "where to listen", used_by=SERVERS, production="0.0.0.0"),
-    Setting(
-        "port", "port", "where to listen; 0 picks a free one", between(0, 65_535), used_by=SERVERS
-    ),
+    Setting("port", "port", "where to listen; 0: a free one", between(0, 65_535), used_by=SERVERS),
     Setting(
         "data_dir",
         "path",
@@ -247,6 +251,20 @@ SETTINGS: tuple[Setting, ...] = (
         "allowed_hosts",
         "comma list",
         "further host names that requests may use",
+        used_by=SERVERS,
+    ),
+    Setting(
+        "dashboard",
+        "switch",
+        "serve pages to look at, under /dashboard",
+        used_by=SERVERS,
+        production=False,
+    ),
+    Setting(
+        "operator_keys",
+        "hashes or path",
+        "who may see all callers on pages: as `CONVEYOR_API_KEYS`, without `any`; who has `acts` "
+        "behind the hash may also change their jobs",
         used_by=SERVERS,
     ),
     Setting(
@@ -359,11 +377,7 @@ SETTINGS: tuple[Setting, ...] = (
         used_by=WORKERS,
     ),
     Setting(
-        "retry_after_cap",
-        "seconds",
-        "longest Retry-After to obey",
-        lasting(0),
-        used_by=WORKERS,
+        "retry_after_cap", "seconds", "longest Retry-After to obey", lasting(0), used_by=WORKERS
     ),
     Setting(
         "rate_limit_deadline",
@@ -379,9 +393,7 @@ SETTINGS: tuple[Setting, ...] = (
         at_least(1),
         used_by=WORKERS,
     ),
-    Setting(
-        "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
-    ),
+    Setting("max_result_bytes", "bytes", "largest decoded body", at_least(1), used_by=WORKERS),
     Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
     Setting(
         "max_body_memory",
@@ -434,6 +446,8 @@ SETTINGS: tuple[Setting, ...] = (
         at_least(0),
         used_by=SERVERS,
     ),
+    Setting("max_streams", "streams", "maximum open in one process", at_least(1), used_by=SERVERS),
+    Setting("max_caller_streams", "streams", "maximum for a caller", at_least(1), used_by=SERVERS),
     Setting(
         "rate_limit",
         "requests a second",
@@ -589,6 +603,18 @@ SETTINGS: tuple[Setting, ...] = (
         lasting(1, MOST_DAYS),
     ),
     Setting(
+        "otlp_endpoint",
+        "URL",
+        "of a collector of traces (OTLP over HTTP); without one nothing is traced",
+        origin,
+    ),
+    Setting(
+        "trace_ratio",
+        "share",
+        "of tasks, messages and reading requests that are traced, 0 to 1",
+        between(0, 1),
+    ),
+    Setting(
         "role",
         "word",
         "what `conveyor` runs without a command: `api`, `worker`",
@@ -612,28 +638,20 @@ SETTINGS: tuple[Setting, ...] = (
         used_by=FLEET,
         instead="AWS_REGION",
     ),
-    Setting(
-        "dynamodb_endpoint",
-        "URL",
-        "where DynamoDB is, if not in the region",
-        endpoint,
-        used_by=FLEET,
+    *(
+        Setting(
+            f"{word}_endpoint", "URL", f"where {service} is, if not in the region", endpoint, FLEET
+        )
+        for word, service in (
+            ("dynamodb", "DynamoDB"),
+            ("sqs", "SQS"),
+            ("s3", "S3"),
+            ("stepfunctions", "Step Functions"),
+            ("kms", "KMS"),
+        )
     ),
-    Setting("sqs_endpoint", "URL", "where SQS is, if not in the region", endpoint, used_by=FLEET),
-    Setting("s3_endpoint", "URL", "where S3 is, if not in the region", endpoint, used_by=FLEET),
     Setting(
-        "stepfunctions_endpoint",
-        "URL",
-        "where Step Functions is, if not in the region",
-        endpoint,
-        used_by=FLEET,
-    ),
-    Setting("kms_endpoint", "URL", "where KMS is, if not in the region", endpoint, used_by=FLEET),
-    Setting(
-        "table",
-        "name",
-        "of the DynamoDB table; `conveyor-` and the environment if empty",
-        used_by=FLEET,
+        "table", "name", "of the table; `conveyor-` and the environment if empty", used_by=FLEET
     ),
     Setting("bucket", "name", "of the S3 bucket", used_by=FLEET),
     Setting(

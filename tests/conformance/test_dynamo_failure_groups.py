@@ -21,7 +21,7 @@ from conveyor.prod.aws.calls import AwsRefused, Parameters
 from conveyor.prod.dynamodb import counters
 from conveyor.prod.dynamodb.client import Item, Query, tag_all
 from conveyor.prod.dynamodb.counters import MOST_GROUPS_ADDED, recount
-from conveyor.prod.dynamodb.failure_groups import FailedTask, new_group_item
+from conveyor.prod.dynamodb.failure_groups import FailureSample, new_group_item
 from conveyor.prod.dynamodb.run_rows import GroupCount, new_run_item
 from conveyor.prod.dynamodb.schema import GROUPS_SHAPE, ROW_SHAPE, failure_group_key, run_key
 from conveyor.testing.clock import FakeClock
@@ -396,12 +396,28 @@ async def test_groups_go_with_the_rows_of_a_deleted_run_and_come_back_no_more(
     assert await group_keys(ingests.table, run_id) == []
 
 
+async def test_samples_of_a_run_that_is_gone_are_removed_however_often_it_takes(
+    bench: TableBench, one: World
+) -> None:
+    _, run_id = await one.submit(1)
+    task = await one.claimed(run_id, 0)
+    await bench.outside.table.delete((await bench.row(run_id)).place.key)
+    bench.seam.be_away(lambda operation, _: operation == "query", carried_out=False, count=2)
+    problem = problem_of(0)
+    failed = Failed(one.attempt(task, problem), problem, TaskFailure.BLOCKED)
+    with pytest.raises(ConveyorError):
+        await one.settle(task, failed)
+    assert len(await group_keys(bench.outside.table, run_id)) == 1
+    while await group_keys(bench.outside.table, run_id):
+        await bench.clock.advance(0.5)
+
+
 async def test_the_purge_of_a_run_takes_groups_that_came_after_the_scrub(ingests: Ingests) -> None:
     world = ingests.other.world
     job_id, run_id = await world.submit(1)
     await world.store.runs.delete_run(CALLER, job_id, run_id, now=world.now)
     await world.store.tasks.scrub_tasks(run_id, 100)
-    failure = FailedTask.of("task", TaskFailure.BLOCKED, problem_of(0), 1)
+    failure = FailureSample.of("task", TaskFailure.BLOCKED, problem_of(0), 1)
     item = new_group_item(failure, ["task"])
     await ingests.table.put(failure_group_key(run_id, failure.group_id), item)
     await world.store.runs.purge_run(run_id)

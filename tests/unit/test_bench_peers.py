@@ -51,6 +51,14 @@ def test_without_peers_there_is_no_ratio() -> None:
     assert "× best peer" not in figures("conveyor", 1_000, alone)
 
 
+def test_a_watched_server_is_no_peer_and_stands_beside_one_that_is_not() -> None:
+    turns = [turn(conveyor=(seconds, 1.0), watched=(2.0, 1.0)) for seconds in (1.0, 1.9, 1.8)]
+
+    assert best_peer(turns) is None
+    assert figures("watched", 1_000, turns)["× unwatched"] == 0.9
+    assert "× unwatched" not in figures("conveyor", 1_000, turns)
+
+
 def test_the_files_share_is_of_the_cpu_in_the_same_round() -> None:
     turns = [turn(files_cpu=cpu, conveyor=(1.0, 2.0)) for cpu in (0.2, 0.5, 0.4)]
 

@@ -19,7 +19,7 @@ import yaml
 from conveyor.bootstrap.production import _protection
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.lanes import Lanes
-from conveyor.engine.telemetry import Backlog, Progress, Reports, Telemetry
+from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
 from conveyor.gateway.fake import FakeGateway
 from conveyor.gateway.watch import WatchedGateway
 from conveyor.roles.logs import JsonFormatter
@@ -198,7 +198,7 @@ async def test_alarms_watch_what_workers_log_of_their_progress(
     telemetry.task_ended("failed")
     telemetry.fenced(2)
     with caplog.at_level("INFO", "conveyor.engine"):
-        await Progress(telemetry).tell()
+        await TaskFigures(telemetry).tell()
     [record] = caplog.records
     line = json.loads(JsonFormatter().format(record))
     for name, figure in (("TasksEnded", 1), ("CallsFenced", 2)):

@@ -127,11 +127,13 @@ def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) 
     assert api.keys() | worker.keys() <= known
     assert api.keys() - worker.keys() == {
         "CONVEYOR_API_KEYS",
+        "CONVEYOR_DASHBOARD",
         "CONVEYOR_HOST",
-        "CONVEYOR_PORT",
         "CONVEYOR_MAX_INPUT_ROWS",
-        "CONVEYOR_TASK_SHARD_COUNT",
+        "CONVEYOR_OPERATOR_KEYS",
+        "CONVEYOR_PORT",
         "CONVEYOR_RATE_LIMIT",
+        "CONVEYOR_TASK_SHARD_COUNT",
     }
     assert "CONVEYOR_PUBLIC_URL" in worker
     assert worker.keys() - api.keys() == {

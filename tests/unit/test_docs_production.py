@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from prometheus_client import generate_latest
 from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 
-from conveyor.bootstrap.production import _measure
+from conveyor.bootstrap.production import _measure_api
 from conveyor.domain.deliveries import EventDelivery
 from conveyor.domain.model import (
     Callback,
@@ -17,12 +17,14 @@ from conveyor.domain.model import (
     IngestStatus,
     Job,
     JobStatus,
+    Problem,
     Run,
     RunStats,
     RunStatus,
     TaskFailure,
     TaskSpec,
 )
+from conveyor.domain.result_shape import ResultShape
 from conveyor.domain.schedule import Rate, Schedule
 from conveyor.domain.scheduling import FireRecord, FireStatus, Scheduling, Template
 from conveyor.domain.shards import Shards
@@ -32,9 +34,10 @@ from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.deliveries import new_delivery_item, new_mark_item
+from conveyor.prod.dynamodb.failure_groups import FailureSample, new_group_item
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
 from conveyor.prod.dynamodb.outbox_rows import new_entry_item
-from conveyor.prod.dynamodb.run_rows import REASON, RunPlace, new_run_item
+from conveyor.prod.dynamodb.run_rows import REASON, SIZE, GroupCount, RunPlace, new_run_item
 from conveyor.prod.dynamodb.schedules import fire_item
 from conveyor.prod.dynamodb.schema import INDEXES, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
 from conveyor.prod.dynamodb.submitting import intent_item
@@ -44,6 +47,7 @@ from tests.unit.metrics_page import described_metrics, served_metrics
 
 if TYPE_CHECKING:
     from conveyor.prod.binding import ProdBinding
+    from conveyor.service.service import Service
 
 
 def test_every_index_of_the_table_has_its_partitions_described() -> None:
@@ -110,10 +114,14 @@ RUN = Run(
     status=RunStatus.RUNNING,
     created_at=1,
     updated_at=1,
-    stats=RunStats(failure_reasons={TaskFailure.TIMEOUT: 1}),
+    stats=RunStats(
+        failure_reasons={TaskFailure.TIMEOUT: 1},
+        shape=ResultShape((0,) * 7 + (1,), {"text/html": 1}),
+    ),
     rerun_of="SOURCE",
     ingest=Ingest(status=IngestStatus.PENDING, end=1),
 )
+FAILURE = FailureSample.of("TASK", TaskFailure.TIMEOUT, Problem("a", "A", 504, detail="slow"), 1)
 DELIVERY = EventDelivery(
     delivery_id="DELIVERY",
     caller="caller",
@@ -129,9 +137,10 @@ def test_the_attributes_of_new_items_stand() -> None:
     place = RunPlace("RUN", "JOB", 1, Shards(1))
     made = {
         "job": job_item(JobRow(JOB, 1)),
-        "run": new_run_item(RUN, JOB),
+        "run": new_run_item(RUN, JOB, groups={"GROUP": GroupCount(1, 1)}),
         "task of a job in one shard": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
         "place": place.item(),
+        "failure group": new_group_item(FAILURE, ["TASK"]),
         "intent": intent_item(place, now=1),
         "fire": fire_item("", FIRE, retention_days=1),
         "outbox entry of a callback": new_entry_item(JOB, "RUN", Subscriber.CALLBACK, 1),
@@ -142,6 +151,7 @@ def test_the_attributes_of_new_items_stand() -> None:
     }
     described = {item: one.attributes.keys() | OF_EVERY_ITEM.keys() for item, one in ITEMS.items()}
     described["run"] = described["run"] - {f"{REASON}REASON"} | {f"{REASON}{TaskFailure.TIMEOUT}"}
+    described["run"] = described["run"] - {f"{SIZE}CLASS"} | {f"{SIZE}7"}
 
     assert not {item: more for item in made if (more := made[item].keys() - described[item])}
 
@@ -156,13 +166,16 @@ def test_every_metric_of_production_is_served_as_it_is_described() -> None:
     stats.capacity["query"] = 1.0
     binding = SimpleNamespace(store=SimpleNamespace(rows_read=0, rows_returned=0), stats=stats)
     telemetry = Telemetry()
-    _measure(telemetry, cast("ProdBinding", binding), lag=LoopLag(FakeClock()), discarded=int)
+    service = SimpleNamespace(
+        results=SimpleNamespace(rows_discarded=0), progress=SimpleNamespace(streams=0, reads=0)
+    )
+    _measure_api(
+        telemetry, cast("ProdBinding", binding), cast("Service", service), LoopLag(FakeClock())
+    )
     page = generate_latest(telemetry.registry()).decode()
     served = served_metrics(page)
 
-    # What only a worker has is measured beside these.
-    assert served.items() <= described_metrics("conveyor worker").items()
-    assert served.keys() == described_metrics("conveyor api").keys()
+    assert served == described_metrics("conveyor api")
     for name in ("aws_calls", "aws_retries", "aws_throttles", "aws_consumed_capacity"):
         (shown,) = re.findall(rf"^conveyor_{name}_total{{(.+)}} ", page, re.MULTILINE)
         assert set(re.findall(r"(\w+)=", shown)) == METRICS[name].labels.keys()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from conveyor.engine.telemetry import LOOK, STILL_AFTER, LoopLag, Progress, Telemetry
+from conveyor.engine.telemetry import LOOK, STILL_AFTER, LoopLag, TaskFigures, Telemetry
 from conveyor.gateway.watch import OVERDUE_AFTER, WatchedGateway
 from conveyor.ports.blobs import Content
 from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
@@ -148,7 +148,7 @@ async def test_ended_tasks_and_cut_calls_are_told_since_the_line_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     telemetry = Telemetry()
-    progress = Progress(telemetry)
+    progress = TaskFigures(telemetry)
     with caplog.at_level("INFO", "conveyor.engine"):
         for states, fenced in ((["successful", "failed"], 0), (["successful"], 3), ([], 0)):
             for state in states:

@@ -273,6 +273,7 @@ def _new_run(
         stats=stats,
         rerun_of=source.run.run_id,
         ingest=ingest,
+        traceparent=request.traceparent,
     )
 
 

@@ -108,7 +108,7 @@ RUN_COLUMNS = (
     "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
     "last_batch_received, next_index, total, successful, failed, failure_reasons, credits, cost, "
     "failure_reason, failure_detail, rerun_of, version, ingest, ingest_next, ingesting, inherited, "
-    "shape"
+    "shape, traceparent"
 )
 JOB_WIDTH = JOB_COLUMNS.count(",") + 1
 
@@ -313,6 +313,7 @@ def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyR
         run.ingesting,
         stats.inherited,
         to_json(stats.shape),
+        run.traceparent,
         run.updated_at,
         shards.count,
         shards.scheme,
@@ -390,6 +391,7 @@ def run_from(row: tuple[Any, ...]) -> Run:
         rerun_of=row[18],
         version=row[19],
         ingest=None if row[20] is None else ingest_from(row[20], row[21], row[22]),
+        traceparent=row[25],
     )
 
 

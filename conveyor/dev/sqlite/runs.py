@@ -42,7 +42,9 @@ from conveyor.ports.records import (
 )
 
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
-_DISPATCH_COLUMNS = "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at"
+_DISPATCH_COLUMNS = (
+    "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at, runs.traceparent"
+)
 _MAY_HAVE_WORK = "runs.status = 'running' AND NOT runs.paused"
 _DISPATCHABLE = (
     f"SELECT {_DISPATCH_COLUMNS} FROM runs JOIN jobs USING (job_id) WHERE {_MAY_HAVE_WORK}"
@@ -92,7 +94,7 @@ class SqliteRuns(Runs):
             row = reader.execute(sql, values).fetchone()
             return None if row is None else run_from(row)
 
-        return await self._database.read(read)
+        return await self._database.read_record(read)
 
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
@@ -103,7 +105,7 @@ class SqliteRuns(Runs):
             "ORDER BY runs.run_sequence DESC LIMIT ?"
         )
         values = (caller, job_id, limit) if before is None else (caller, job_id, before, limit)
-        return await self._database.read(
+        return await self._database.read_records(
             lambda reader: [run_from(row) for row in reader.execute(sql, values)]
         )
 
@@ -204,7 +206,9 @@ class SqliteRuns(Runs):
             "run_id": None if before is None else before.run_id,
             "limit": limit,
         }
-        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        rows = await self._database.read_records(
+            lambda reader: reader.execute(sql, values).fetchall()
+        )
         return [
             ChangedRun(job_from(row), run, RunPosition(row[-1], run.run_id))
             for row in rows
@@ -263,11 +267,12 @@ def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
 
 
 def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
-    run_id, job_id, priority, max_inflight, created_at = row
+    run_id, job_id, priority, max_inflight, created_at, traceparent = row
     return DispatchableRun(
         run_id=run_id,
         job_id=job_id,
         priority=priority,
         max_inflight=max_inflight,
         created_at=created_at,
+        traceparent=traceparent,
     )

@@ -405,6 +405,14 @@ GROUPS_AND_SHAPES = (
     "WHERE status IN ('running', 'pending')",
 )
 
+TRACES = (
+    """
+    ALTER TABLE runs ADD COLUMN traceparent TEXT -- the trace of the request or fire that made it,
+        -- where that was traced
+        DEFAULT NULL
+    """,
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -414,6 +422,7 @@ STEPS = (
     EVENTS_AND_SCHEDULES,
     WEBHOOK_NUMBERS,
     GROUPS_AND_SHAPES,
+    TRACES,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

@@ -23,6 +23,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import NamedTuple
 
 import anyio
@@ -62,7 +63,7 @@ from conveyor.prod.dynamodb.client import (
     contention_error,
     decodes_row,
 )
-from conveyor.prod.dynamodb.failure_groups import FailedTask, note_failures, remove_group_items
+from conveyor.prod.dynamodb.failure_groups import FailureSample, note_failures, remove_group_items
 from conveyor.prod.dynamodb.run_rows import (
     GROUPS,
     REASON,
@@ -299,7 +300,7 @@ class _Tally:
         """Write the items of the groups that the run does not keep yet."""
         for group_id in self.groups.keys() - row.groups.keys():
             failures = [
-                FailedTask.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
+                FailureSample.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
                 for one in self.groups[group_id].samples
                 if one.error is not None
             ]
@@ -363,8 +364,9 @@ def _counter_correction(row: RunRow, tally: _Tally) -> Change:
     )
 
 
-MOST_REMEMBERED = 10_000
-"""Runs whose epoch is remembered."""
+MOST_REMEMBERED = 2_000
+"""Runs whose row is remembered, which may hold 200 failure groups. Of others the row is read once
+more before a task settles."""
 RETRIES = Backoff(1.0, 30.0)
 """Seconds until what could not be written is tried again, unless something new comes first."""
 
@@ -385,7 +387,7 @@ class _PendingDelta:
     """One settlement that waits for its addition; with the failure, if it is one."""
 
     delta: RunDelta
-    failure: FailedTask | None
+    failure: FailureSample | None
     epoch: int
     answer: asyncio.Future[Settled]
 
@@ -464,7 +466,7 @@ class Counters:
         run = self._run(place)
         failure = None
         if delta.failure is not None and delta.problem is not None:
-            failure = FailedTask.of(task_id, delta.failure, delta.problem, delta.now)
+            failure = FailureSample.of(task_id, delta.failure, delta.problem, delta.now)
         answer = asyncio.get_running_loop().create_future()
         waiting = _PendingDelta(delta, failure, epoch, answer)
         run.pending.append(waiting)
@@ -584,8 +586,8 @@ class Counters:
         for _ in range(TRIES + MOST_GROUPS + MOST_TYPES):
             assert run.row is not None  # an addition has the epoch of a row
             update = _AdditionUpdate(run.row, addition.parts)
-            for failures, begins in update.samples:
-                await note_failures(self._records.table, run.place.run_id, failures, begins=begins)
+            if update.samples:
+                await for_each(partial(self._note, run.place), update.samples)
             try:
                 return read_run_row(await self._write(run.place, addition, update, now))
             except AwsRefused as refused:
@@ -593,10 +595,10 @@ class Counters:
                     raise
                 found = conflicting_item(refused)
             if found is None or found["status"] == RunStatus.DELETED:
-                run.addition = None
                 if update.samples:
                     # The removal of the run may have come before its samples.
                     await remove_group_items(self._records.table, run.place.run_id)
+                run.addition = None
                 _resolve(addition.parts, Settled(applied=False, run_status=None))
                 return None
             row = read_run_row(found)
@@ -608,6 +610,10 @@ class Counters:
                 self._leave_to_recount(run, addition.parts)
                 return None
         raise contention_error()
+
+    async def _note(self, place: RunPlace, sample: tuple[list[FailureSample], bool]) -> None:
+        failures, begins = sample
+        await note_failures(self._records.table, place.run_id, failures, begins=begins)
 
     async def _write(
         self, place: RunPlace, addition: _Addition, update: _AdditionUpdate, now: int
@@ -679,7 +685,7 @@ class _AdditionUpdate:
 
     def __init__(self, row: RunRow, parts: Sequence[_PendingDelta]) -> None:
         deltas = [part.delta for part in parts]
-        self.samples: list[tuple[list[FailedTask], bool]] = []
+        self.samples: list[tuple[list[FailureSample], bool]] = []
         self.conditions: list[str] = []
         self.values: dict[str, PlaceholderValue] = {}
         self._sets = [_SETS]
@@ -705,13 +711,13 @@ class _AdditionUpdate:
             self._sets.append(f"{path} = {path} + {value}" if name in kept else f"{path} = {value}")
             self.values |= {f"t{number}": AttributeName(name), f"t{number}n": count}
 
-    def _add_groups(self, row: RunRow, failures: Sequence[FailedTask]) -> None:
+    def _add_groups(self, row: RunRow, failures: Sequence[FailureSample]) -> None:
         """Count failures in their groups; leave out those of groups that may not begin."""
         kept = row.groups
         counted = sum(group.failed for group in kept.values())
         # While a failed task lies in no group, a new group could not count all of its tasks.
         room = MOST_GROUPS - len(kept) if counted >= row.run.stats.failed else 0
-        found: dict[str, list[FailedTask]] = {}
+        found: dict[str, list[FailureSample]] = {}
         for failure in failures:
             if failure.group_id in found:
                 found[failure.group_id].append(failure)

@@ -33,7 +33,7 @@ from conveyor.prod.dynamodb.run_rows import GroupCount, RunRow
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, SORT_KEY, failure_group_key
 
 
-class FailedTask(NamedTuple):
+class FailureSample(NamedTuple):
     """The failure of one task."""
 
     group_id: str
@@ -43,14 +43,14 @@ class FailedTask(NamedTuple):
     at: int
 
     @classmethod
-    def of(cls, task_id: str, failure: TaskFailure, problem: Problem, at: int) -> FailedTask:
+    def of(cls, task_id: str, failure: TaskFailure, problem: Problem, at: int) -> FailureSample:
         """Find the group of a failure."""
         kind = failure_kind(failure, problem)
         return cls(kind.group_id, kind, task_id, problem.detail, at)
 
 
 async def note_failures(
-    table: Table, run_id: str, failures: Sequence[FailedTask], *, begins: bool
+    table: Table, run_id: str, failures: Sequence[FailureSample], *, begins: bool
 ) -> None:
     """Keep failures of one group, in order, as its samples: as many as it has room for.
 
@@ -79,7 +79,7 @@ async def note_failures(
         return  # a later version wrote the item, and keeps it
 
 
-async def _put(table: Table, run_id: str, failure: FailedTask, task_ids: list[str]) -> bool:
+async def _put(table: Table, run_id: str, failure: FailureSample, task_ids: list[str]) -> bool:
     """Write an item; return False if it is there already."""
     key = failure_group_key(run_id, failure.group_id)
     item = new_group_item(failure, task_ids)
@@ -92,7 +92,7 @@ async def _put(table: Table, run_id: str, failure: FailedTask, task_ids: list[st
     return True
 
 
-def new_group_item(failure: FailedTask, task_ids: list[str]) -> Item:
+def new_group_item(failure: FailureSample, task_ids: list[str]) -> Item:
     """Make the item of a group from its first failure."""
     kind = failure.kind
     item: Item = {

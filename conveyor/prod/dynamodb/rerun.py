@@ -107,28 +107,28 @@ class NewRun(NamedTuple):
 
 def new_run(
     source: RerunSource,
-    run_id: str,
+    request: RerunRequest,
     counts: Counts,
     *,
     end: int,
     pinned: Sequence[str],
-    now: int,
     ingest: Ingest | None = None,
 ) -> NewRun:
     """Describe a run that replays a source, with indexes below `end`."""
-    place = source.place(run_id)
+    place = source.place(request.run_id)
     run = Run(
-        run_id=run_id,
+        run_id=request.run_id,
         job_id=place.job_id,
         run_sequence=place.run_sequence,
         status=RunStatus.RUNNING,
-        created_at=now,
-        updated_at=now,
+        created_at=request.now,
+        updated_at=request.now,
         last_batch_received=True,
         next_index=end,
         stats=counts.stats(),
         rerun_of=source.run.run.run_id,
         ingest=ingest,
+        traceparent=request.traceparent,
     )
     return NewRun(source, run, counts, pinned)
 
@@ -375,14 +375,7 @@ class _RerunCall:
         if rows.counts.groups:
             items = await group_items(self._table, source.run.run.run_id)
             await carry_groups(self._table, self._intent, items, rows.counts.groups)
-        return new_run(
-            source,
-            request.run_id,
-            rows.counts,
-            end=rows.end,
-            pinned=sorted(rows.sources),
-            now=request.now,
-        )
+        return new_run(source, request, rows.counts, end=rows.end, pinned=sorted(rows.sources))
 
     async def _take_intent(self, source: RerunSource) -> None:
         if self._is_overtaken:
@@ -415,9 +408,7 @@ class _RerunCall:
             await self._take_intent(source)
             assert self._intent is not None
             await carry_groups(self._table, self._intent, items, counts.groups)
-        return new_run(
-            source, request.run_id, counts, end=end, pinned=pinned, now=request.now, ingest=ingest
-        )
+        return new_run(source, request, counts, end=end, pinned=pinned, ingest=ingest)
 
     async def _check_source(self, view: JobAndRun) -> RerunSource:
         """Return the latest run as a source. Raises ConveyorError if it cannot be replayed."""

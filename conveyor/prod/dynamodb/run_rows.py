@@ -254,6 +254,8 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
     item |= {name: key for name, key in found_by.items() if key is not None}
     if run.rerun_of is not None:
         item["rerun_of"] = run.rerun_of
+    if run.traceparent is not None:
+        item["traceparent"] = run.traceparent
     if run.ingest is not None:
         item["ingest"] = _encode(run.ingest).decode()
         item["ingest_next"] = run.ingest.next_index
@@ -367,6 +369,7 @@ def _run(item: Item) -> Run:
         failure_reason=None if failure is None else RunFailure(failure),
         failure_detail=item.get("failure_detail"),
         rerun_of=item.get("rerun_of"),
+        traceparent=item.get("traceparent"),
         ingest=_read_ingest(item),
         version=item["version"],
     )

@@ -377,11 +377,15 @@ async def query_all(
     return found
 
 
+_DISCOVERED = tuple(name for name in DispatchableRun.__struct_fields__ if name != "traceparent")
+"""The trace of a run is not in the dispatch index: only who reads the run itself learns it."""
+
+
 @decodes_row
 def _read_change(item: Item) -> DispatchChange:
     """Decode an entry of the dispatch index, which projects everything that discovery needs."""
     works = RunStatus(item["status"]) is RunStatus.RUNNING and not item["paused"]
-    run = {name: item[name] for name in DispatchableRun.__struct_fields__}
+    run = {name: item[name] for name in _DISCOVERED}
     # Convert strictly, so that a damaged entry fails here and not in the dispatcher.
     read = msgspec.convert(run, DispatchableRun)
     return DispatchChange(read.run_id, read if works else None)
@@ -394,6 +398,7 @@ def _dispatchable(row: RunRow) -> DispatchableRun:
         priority=row.priority,
         max_inflight=row.max_inflight,
         created_at=row.run.created_at,
+        traceparent=row.run.traceparent,
     )
 
 

@@ -39,7 +39,8 @@ OF_EVERY_ITEM: dict[str, str] = {
     "gsi1pk": "partition of the index `gsi1` that finds it",
     "gsi1sk": "its place in that partition",
     "gsi2pk": "partition of the index `gsi2` that finds it",
-    "gsi2sk": "its place in that partition: a time in 15 digits, and an id",
+    "gsi2sk": "its place in that partition: a time in 15 digits, and an id, that of a run also by "
+    "its caller",
 }
 
 _PLACE = {
@@ -98,7 +99,7 @@ ITEMS: dict[str, ItemInfo] = {
             "next_index": "index of the next task to be added",
             "version": "raised by each change but additions to counters",
             "moved_by": "token of the call that made the last change",
-            "inherited": "rows that came with a body of an earlier run",
+            "inherited": "rows that were taken over from an earlier run, or will be",
             "counter_epoch": "raised by each recount; an addition of an earlier epoch is refused",
             "sequences": "number of the last addition, by process",
             "flushes": "additions so far",
@@ -110,8 +111,8 @@ ITEMS: dict[str, ItemInfo] = {
             "ingest": "the plan of its ingestion, as JSON",
             "ingest_next": "checkpoint: every row below this index is written",
             "ingest_by": "token of the call that moved the checkpoint",
-            "planned": "counters that a large rerun began with",
-            "copied": "counters of the rows that it has copied so far",
+            "planned": "counters that a large rerun began with, as JSON, until its rows are copied",
+            "copied": "counters of the rows that it has copied so far, as JSON, likewise",
             "recopied": "whether there may be rows that `copied` lacks",
             "dispatch_changed_at": "when status or pause last changed",
             "ended_at": "when it ended",
@@ -121,6 +122,7 @@ ITEMS: dict[str, ItemInfo] = {
             "calls_back": "whether an outbox entry of a callback waits for its end",
             "notifies": "whether an outbox entry of a webhook waits for its end",
             "rerun_of": "the run that it repeats",
+            "traceparent": "the trace of the request or fire that made it, where that was traced",
             "failure_reason": "why the run failed",
             "failure_detail": "the same in a sentence",
             "total": "tasks",
@@ -129,12 +131,29 @@ ITEMS: dict[str, ItemInfo] = {
             "credits": "credits spent, as the gateway reported",
             "cost": "money spent, as the gateway reported",
             "failed_REASON": "failed tasks of each reason of the roll-up",
+            "failure_groups": "by group: failed tasks, and the instant of the one counted last; "
+            "absent without one",
+            "size_CLASS": "bodies of each size class, from 0 to 7; absent without one",
+            "types": "bodies by media type; absent without one",
         },
     ),
     "place": ItemInfo(
         schema.place_key("RUN"),
         "the place of a run, found by its id alone; never changed",
         _PLACE,
+    ),
+    "failure group": ItemInfo(
+        schema.failure_group_key("RUN", "GROUP"),
+        "the first failure of a group of the run, written before the run counts the group; gone "
+        "with the run",
+        {
+            "reason": "the reason in the roll-up of the run",
+            "code": "code of the problem",
+            "status": "status of the problem",
+            "detail": "the whole detail; absent if the problem has none",
+            "first_at": "when it failed",
+            "task_ids": "ids of the first three tasks",
+        },
     ),
     "task of a job in one shard": ItemInfo(
         _task_key(1),
@@ -162,6 +181,7 @@ ITEMS: dict[str, ItemInfo] = {
             "result": "key, type and size of the body, as JSON",
             "error": "the problem of the failure, as JSON",
             "failure": "the reason in the roll-up of its run",
+            "failure_group": "id of its failure group; absent if it failed under a version without",
             "source_run_id": "the run that owns its body, where that is an earlier one",
         },
     ),
@@ -281,6 +301,15 @@ ITEMS: dict[str, ItemInfo] = {
             "entries": "by holder: `count`, `sequence`, `wants`, `lease` in ms, `stamp`",
             "generation": "stamp of the write that added permits last",
             "ttl": "a day after the last write",
+        },
+    ),
+    "worker": ItemInfo(
+        schema.worker_key("WORKER"),
+        "what a worker said last of itself and its lanes, if there is no Redis",
+        {
+            "report": "a `WorkerReport`, as MessagePack",
+            "ends_at": "when it counts no more",
+            "ttl": "the same",
         },
     ),
     "sweep": ItemInfo(
