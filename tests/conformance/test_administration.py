@@ -409,5 +409,7 @@ async def test_dead_letters_stand_under_a_header(environment: Environment, aws: 
     assert await admin.list_letters(environment.settings, environment.said.append, limit=10) == 0
     header, letter = environment.take()
 
-    assert header.split() == ["ID", "AGE", "WHAT,", "AND", "WHY"]
+    assert header.split() == ["ID", "AGE", "LEFT", "WHAT,", "AND", "WHY"]
+    # Of 14 days, some seconds are over.
+    assert letter.split()[2] == "13d"
     assert "received too often" not in letter
