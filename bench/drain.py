@@ -37,7 +37,7 @@ from bench.harness import (
     Row,
     Scenario,
     Spread,
-    count_files,
+    count_bodies,
     file_system,
     judged_row,
     median,
@@ -306,7 +306,7 @@ def measure(name: str, options: Options, code: Code | None = None) -> Drain:
         served = site.requests() - requests
         if served != options.tasks:
             raise RuntimeError(f"{name}: {served} requests for {options.tasks} tasks")
-    bodies = count_files(directory, PAGE_BYTES) - 1  # nginx's own page lies there too
+    bodies = count_bodies(directory, PAGE_BYTES) - 1  # nginx's own page lies there too
     if bodies != options.tasks + WARM_UP:
         raise RuntimeError(f"{name}: {bodies} bodies for {options.tasks} + {WARM_UP} tasks")
     if options.discards:

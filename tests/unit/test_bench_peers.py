@@ -15,7 +15,7 @@ from bench.drain import Drain, Turn, best_peer, figures, files_figures, places, 
 from bench.gateway_engine import Cost
 from bench.gateway_engine import figures as client_figures
 from bench.gets import CONCURRENCY, timed
-from bench.harness import Options, count_files
+from bench.harness import Options, count_bodies
 from bench.servers import PAGE_BYTES, MissingProgram, find_nginx, find_redis
 
 
@@ -71,7 +71,7 @@ def test_the_bare_loop_writes_as_many_bodies_and_databases_are_none(tmp_path: Pa
     seconds, cpu = write_bodies(tmp_path, 7)
     (tmp_path / "states-1.sqlite").write_bytes(bytes(PAGE_BYTES))
 
-    assert count_files(tmp_path, PAGE_BYTES) == 7
+    assert count_bodies(tmp_path, PAGE_BYTES) == 7
     assert seconds > 0
     assert cpu >= 0
 
