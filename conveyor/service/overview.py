@@ -62,7 +62,10 @@ from conveyor.service.waiting import Waits
 
 PAGE = 50
 LIVE_SHOWN = 25
+LIVE_LOOKED = 200
+"""Live runs that an overview looks through at most, for their pace and troubles."""
 ENDED_SHOWN = 10
+TROUBLES_SHOWN = 25
 MOST_LOOKED = 1_000
 _BATCH = 100
 MOST_PREVIEWED = 65_536
@@ -171,12 +174,10 @@ class Overviews:
     async def overview(self, caller: str | None) -> OverviewPage:
         """Return what works, what ended last and what is wrong."""
         runs = self._context.runs
-        found = await runs.changed_runs(caller, before=None, limit=LIVE_SHOWN + 1, live=True)
-        live = [(one.job, one.run) for one in found[:LIVE_SHOWN]]
-        latest = await runs.changed_runs(
-            caller, before=None, limit=LIVE_SHOWN + 1 + ENDED_SHOWN, live=False
-        )
-        ended = [(one.job, one.run) for one in latest if one.run.status not in LIVE_RUN_STATES]
+        found = await runs.changed_runs(caller, before=None, limit=LIVE_LOOKED + 1, live=True)
+        live = [(one.job, one.run) for one in found[:LIVE_LOOKED]]
+        latest = await runs.changed_runs(caller, before=None, limit=ENDED_SHOWN, live=False)
+        ended = [(one.job, one.run) for one in latest]
         reports = await self._context.workers.all()
         waits = await self._waits()
         lines = [self._line(job, run, waits) for job, run in live]
@@ -184,11 +185,15 @@ class Overviews:
         now = self._context.clock.now()
         silent = [report for report in reports if report.is_silent(now)]
         paces = [line.pace for line in lines if line.pace]
+        troubles = self._troubles(live, ended, silent)
         return OverviewPage(
-            live=lines,
-            has_more=len(found) > LIVE_SHOWN,
-            ended=[self._line(job, run, waits) for job, run in ended[:ENDED_SHOWN]],
-            troubles=self._troubles(live, ended[:ENDED_SHOWN], silent),
+            at=rfc3339(now),
+            live=lines[:LIVE_SHOWN],
+            looked=len(live),
+            is_cut=len(found) > LIVE_LOOKED,
+            ended=[self._line(job, run, waits) for job, run in ended],
+            troubles=troubles[:TROUBLES_SHOWN],
+            more_troubles=len(troubles[TROUBLES_SHOWN:]),
             tasks_per_second=round(sum(pace.per_second for pace in paces), 2),
             calls_in_flight=_in_flight(reports, own),
             slots=sum(report.slots for report in reports),
@@ -366,7 +371,7 @@ class Overviews:
             run=self._run_body(run, waits),
             is_latest=view.job.latest_run_id == run.run_id,
             waiting_tasks=left,
-            seconds_left=_seconds_left(left, line.pace),
+            seconds_left=_seconds_left(run, left, line.pace),
             shape=run.stats.shape,
             rerun_of=present(run.rerun_of),
             groups=groups,
@@ -511,6 +516,7 @@ class Overviews:
                     since=rfc3339(run.updated_at),
                     job_id=job.job_id,
                     run_id=run.run_id,
+                    name=present(job.name),
                 )
             )
         return found
@@ -582,9 +588,9 @@ def _worker_line(
     )
 
 
-def _seconds_left(left: int, pace: RunPace | UnsetType) -> float | UnsetType:
+def _seconds_left(run: Run, left: int, pace: RunPace | UnsetType) -> float | UnsetType:
     """Estimate how long the rest takes; UNSET where nothing is left, or nothing moves."""
-    if not left or not pace or not pace.per_second:
+    if run.paused or not left or not pace or not pace.per_second:
         return UNSET
     return round(left / pace.per_second, 1)
 

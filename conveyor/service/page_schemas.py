@@ -48,13 +48,14 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong now."""
+    """Something that is wrong now; `name` is the job's."""
 
     kind: str
     detail: str
     since: str | UnsetType = UNSET
     job_id: str | UnsetType = UNSET
     run_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
 
 
 class LaneLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +95,19 @@ class WorkersPage(msgspec.Struct, frozen=True):
 
 
 class OverviewPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of now. `has_more` tells that more runs are live than are listed."""
+    """The work of now, as it was `at` this instant.
 
+    The live runs that changed last are listed. Figures and troubles are of the `looked` live runs
+    that changed last; `is_cut` tells that there are more.
+    """
+
+    at: str
     live: list[JobLine]
-    has_more: bool
+    looked: int
+    is_cut: bool
     ended: list[JobLine]
     troubles: list[Trouble]
+    more_troubles: int
     tasks_per_second: float
     calls_in_flight: int
     slots: int

@@ -10,7 +10,7 @@ import codecs
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from email.message import Message
 
@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.ids import is_ulid
 from conveyor.http.event_streams import event_stream
 from conveyor.http.middleware import request_id_of
 from conveyor.http.pages.viewer import Viewer, Viewers
@@ -31,6 +32,7 @@ from conveyor.http.request import PathIds, cursor, json_response, text
 from conveyor.service.jobs import JOB_TYPES
 from conveyor.service.overview import MOST_IMAGE, STATES, JobSearch
 from conveyor.service.page_schemas import Preview
+from conveyor.service.progress import MOST_NAMED
 from conveyor.service.results import FILTERS
 from conveyor.service.service import Service
 
@@ -402,7 +404,8 @@ class Dashboard:
         viewer = await self._viewers.identify(request)
         if viewer is None:
             return self.stranger(request, as_json=True)
-        answer = await event_stream(request, self._service, viewer.caller_id)
+        named = named_runs(request.query_params.getlist("run"))
+        answer = await event_stream(request, self._service, viewer.caller_id, named=named)
         answer.headers.update(EVENT_HEADERS)
         return answer
 
@@ -437,6 +440,17 @@ class Dashboard:
         screen = Screen(template="preview.html", title="Body", section="", page=page)
         html = render(screen, viewer=call.viewer, path="", query="", origin="", token="")
         return Response(html, headers=PREVIEW_HEADERS, media_type="text/html")
+
+
+def named_runs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse the runs that a stream of events is to tell of in any case, each a job's id, a slash
+    and a run's. Raises ConveyorError(invalid_argument)."""
+    runs = [(job_id, run_id) for job_id, _, run_id in (name.partition("/") for name in names)]
+    if len(runs) > MOST_NAMED or not all(is_ulid(one) for run in runs for one in run):
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, f"run: must be JOB/RUN, at most {MOST_NAMED} times"
+        )
+    return runs
 
 
 class PreviewPage(Struct, frozen=True):
