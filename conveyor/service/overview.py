@@ -33,6 +33,7 @@ from conveyor.service.links import LinkSigner
 from conveyor.service.page_schemas import (
     DeliveriesShown,
     JobLine,
+    JobPage,
     JobsFound,
     LaneLine,
     OverviewPage,
@@ -263,7 +264,7 @@ class Overviews:
                 is_latest = one.job.latest_run_id == one.run.run_id
                 yield (
                     JobView(one.job, one.run) if is_latest else None,
-                    f"{before.changed_at}.{before.run_id}",
+                    _place(before),
                 )
             if len(found) <= batch:
                 return
@@ -321,11 +322,7 @@ class Overviews:
         """Return a page of events. Raises ConveyorError: not_found; invalid_argument for a bad
         cursor."""
         if caller is None and job_id is None:
-            latest = await self._context.runs.changed_runs(None, before=None, limit=_BATCH)
-            jobs = {one.job.job_id: one for one in reversed(latest) if one.job.webhook is not None}
-            waits = await self._waits()
-            lines = [self._line(one.job, one.run, waits) for one in reversed(jobs.values())]
-            return DeliveriesShown(jobs=lines[:PAGE], page=DeliveriesPage([]))
+            return await self._jobs_with_webhooks(cursor)
         owner = caller if job_id is None else await self.owner(caller, job_id)
         page = await self._deliveries.list_deliveries(
             owner or "", job_id, status=status, since=0, cursor=cursor, limit=PAGE
@@ -336,6 +333,23 @@ class Overviews:
             job_id=present(job_id),
             status=UNSET if status is None else status.value,
         )
+
+    async def _jobs_with_webhooks(self, cursor: str | None) -> DeliveriesShown:
+        """Find the jobs with a webhook behind the next _BATCH runs of all callers."""
+        scope = "dashboard:webhooks"
+        place = None if cursor is None else self._cursors.decode(cursor, scope=scope)
+        before = None if place is None else _position(place)
+        found = await self._context.runs.changed_runs(None, before=before, limit=_BATCH)
+        waits = await self._waits()
+        lines = [
+            self._line(one.job, one.run, waits)
+            for one in found
+            if one.job.webhook is not None and one.job.latest_run_id == one.run.run_id
+        ]
+        following = None
+        if len(found) == _BATCH:
+            following = self._cursors.encode(_place(found[-1].position), scope=scope)
+        return DeliveriesShown(jobs=lines, page=DeliveriesPage([], present(following)))
 
     async def delivery(self, owner: str, job_id: str, delivery_id: str) -> LoggedDeliveryBody:
         """Return an event of a job with its attempts. Raises ConveyorError(not_found)."""
@@ -353,6 +367,13 @@ class Overviews:
         return WorkersPage(
             [_worker_line(report, jobs, now, every=caller is None) for report in reports]
         )
+
+    # -- one job --
+
+    async def job(self, owner: str, job_id: str) -> JobPage:
+        """Return a job, for want of a run of it. Raises ConveyorError(not_found)."""
+        view = await self._context.live_job(owner, job_id)
+        return JobPage(self._line(view.job, view.latest_run, await self._waits()))
 
     # -- one run --
 
@@ -539,6 +560,10 @@ def _job_type(job: Job) -> str:
 
 def _digest(wanted: JobSearch) -> str:
     return hashlib.sha256(msgspec.json.encode(wanted)).hexdigest()
+
+
+def _place(position: RunPosition) -> str:
+    return f"{position.changed_at}.{position.run_id}"
 
 
 def _position(place: str) -> RunPosition:

@@ -124,6 +124,12 @@ class JobsFound(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | UnsetType = UNSET
 
 
+class JobPage(msgspec.Struct, frozen=True):
+    """A job without a run to show."""
+
+    job: JobLine
+
+
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     """A run, and what belongs to it."""
 
@@ -217,8 +223,8 @@ class SchedulePage(msgspec.Struct, frozen=True):
 
 
 class DeliveriesShown(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one caller or job; for a reader of all callers without a job, the latest jobs
-    that have a webhook."""
+    """The events of one caller or job; for a reader of all callers without a job, jobs that have
+    a webhook, by their latest change."""
 
     jobs: list[JobLine]
     page: DeliveriesPage

@@ -17,7 +17,7 @@ from email.message import Message
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from conveyor.domain.deliveries import DeliveryStatus
@@ -147,17 +147,19 @@ async def show_jobs(call: PageCall) -> Screen:
 
 
 async def show_run(call: PageCall) -> Screen:
-    """Show a run, or the latest run of a job; of a scheduled job without one, its schedule."""
+    """Show a run, or the latest run of a job; of a job without one, its schedule or what else there
+    is."""
     owner = await call.owner()
     try:
         page = await call.service.overviews.run(owner, call.job_id, call.run_id)
     except ConveyorError as error:
         if error.code is not ErrorCode.NOT_FOUND or call.run_id is not None:
             raise
-        view = await call.service.listing.get_job(owner, call.job_id)
-        if not view.schedule:
-            raise
-        return await show_schedule(call)
+        found = await call.service.overviews.job(owner, call.job_id)
+        if found.job.type == "scheduled":
+            return await show_schedule(call)
+        title = found.job.name or f"Job {found.job.job_id}"
+        return Screen(template="job.html", title=title, section="Jobs", page=found)
     title = f"{page.job.name or 'Job ' + page.job.job_id}, run {page.run.run_sequence}"
     values = {"groups_from": call.number("groups_from"), "groups_shown": GROUPS_SHOWN}
     return Screen(template="run.html", title=title, section="Jobs", page=page, values=values)
@@ -224,7 +226,11 @@ async def show_deliveries(call: PageCall) -> Screen:
         title="Webhooks",
         section="Webhooks",
         page=page,
-        values={"words_of_status": words, "is_everybody": call.caller is None},
+        values={
+            "words_of_status": words,
+            "is_everybody": call.caller is None,
+            "is_further": call.cursor,
+        },
     )
 
 
@@ -379,13 +385,19 @@ class Dashboard:
         return self.page(request, screen, None)
 
     async def unknown(self, request: Request) -> Response:
-        """Answer an address that is no page."""
+        """Answer an address that is no page; lead from one with a slash at its end to the page."""
+        path = request.url.path
+        as_json = path.endswith(".json")
+        if path.endswith("/"):
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(path.rstrip("/") + query)
         viewer = await self._viewers.identify(request)
         if viewer is None:
-            return self.stranger(request)
-        return self.problem(
-            request, ConveyorError(ErrorCode.NOT_FOUND, "there is no such page"), viewer
-        )
+            return self.stranger(request, as_json=as_json)
+        error = ConveyorError(ErrorCode.NOT_FOUND, "there is no such page")
+        if as_json:
+            raise error
+        return self.problem(request, error, viewer)
 
     async def file(self, request: Request) -> Response:
         """Answer with a file of ours."""
