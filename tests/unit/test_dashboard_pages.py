@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from conveyor.records.blob_keys import result_key
 from conveyor.service.overview import MOST_IMAGE, MOST_PREVIEWED, PAGE
 from tests.unit.http_api import Api, open_api, problem_of
 
+ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 HTML_BOUND = 120 * 1_024
 HOSTILE = "<script>alert('a')</script>\"'`{{7*7}}"
 
@@ -132,6 +135,44 @@ async def test_files_of_ours_are_kept_until_they_change(api: Api) -> None:
 def test_our_scripts_are_short() -> None:
     scripts = Path("conveyor/http/pages/static").glob("*.js")
     assert sum(len(script.read_text().splitlines()) for script in scripts) <= 600
+
+
+async def test_a_slash_at_the_end_leads_to_the_page(api: Api) -> None:
+    for path, page in (
+        ("/dashboard/", "/dashboard"),
+        ("/dashboard/jobs/?state=paused", "/dashboard/jobs?state=paused"),
+        ("/dashboard//", "/dashboard"),
+    ):
+        answer = await api.bare.get(path)
+        assert (answer.status_code, answer.headers["Location"]) == (307, page)
+
+
+async def test_an_unknown_page_of_json_is_a_problem_of_the_api(api: Api) -> None:
+    problem_of(await api.bare.get("/dashboard/nowhere.json"), status=404, code="not_found")
+
+
+async def test_jobs_with_webhooks_are_found_behind_many_runs(api: Api) -> None:
+    hooked = await api.submit(1, name="Told", webhook={"url": "http://127.0.0.1:9/a"})
+    for _ in range(101):
+        await api.clock.advance(0.01)
+        await api.submit(1)
+    first = await look(api, "/dashboard/webhooks")
+    assert hooked["job_id"] not in first.text
+    assert 'name="job"' in first.text
+    found = re.search(r'<a rel="next" href="([^"]+)">', first.text)
+    assert found
+    further = await look(api, html.unescape(found[1]))
+    assert f"<code>{hooked['job_id']}</code>" in further.text
+    assert "Back to the first page" in further.text
+    assert 'rel="next"' not in further.text
+    own = await look(api, f"/dashboard/webhooks?job={hooked['job_id']}")
+    assert "No event was sent." in own.text
+
+
+async def test_a_stream_takes_the_names_of_runs_alone(api: Api) -> None:
+    for query in ("run=a", "run=../x", "&".join(["run=" + "/".join([ULID, ULID])] * 17)):
+        answer = await api.bare.get(f"/dashboard/events?{query}")
+        problem_of(answer, status=400, code="invalid_argument")
 
 
 # -- errors --

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from anyio import to_thread
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.ids import is_ulid
 from conveyor.http.event_streams import event_stream
 from conveyor.http.middleware import request_id_of
 from conveyor.http.pages.bodies import (
@@ -37,6 +38,7 @@ from conveyor.http.request import PathIds, cursor, json_response, text
 from conveyor.service.jobs import JOB_TYPES
 from conveyor.service.overview import MOST_IMAGE, STATES, JobSearch
 from conveyor.service.page_schemas import Preview
+from conveyor.service.progress import MOST_NAMED
 from conveyor.service.results import FILTERS
 from conveyor.service.service import Service
 
@@ -157,17 +159,19 @@ async def show_jobs(call: PageCall) -> Screen:
 
 
 async def show_run(call: PageCall) -> Screen:
-    """Show a run, or the latest run of a job; of a scheduled job without one, its schedule."""
+    """Show a run, or the latest run of a job; of a job without one, its schedule or what else there
+    is."""
     owner = await call.owner()
     try:
         page = await call.service.overviews.run(owner, call.job_id, call.run_id)
     except ConveyorError as error:
         if error.code is not ErrorCode.NOT_FOUND or call.run_id is not None:
             raise
-        view = await call.service.listing.get_job(owner, call.job_id)
-        if not view.schedule:
-            raise
-        return await show_schedule(call)
+        found = await call.service.overviews.job(owner, call.job_id)
+        if found.job.type == "scheduled":
+            return await show_schedule(call)
+        title = found.job.name or f"Job {found.job.job_id}"
+        return Screen(template="job.html", title=title, section="Jobs", page=found)
     title = f"{page.job.name or 'Job ' + page.job.job_id}, run {page.run.run_sequence}"
     values = {"groups_from": call.number("groups_from"), "groups_shown": GROUPS_SHOWN}
     return Screen(template="run.html", title=title, section="Jobs", page=page, values=values)
@@ -234,7 +238,11 @@ async def show_deliveries(call: PageCall) -> Screen:
         title="Webhooks",
         section="Webhooks",
         page=page,
-        values={"words_of_status": words, "is_everybody": call.caller is None},
+        values={
+            "words_of_status": words,
+            "is_everybody": call.caller is None,
+            "is_further": call.cursor,
+        },
     )
 
 
@@ -391,13 +399,19 @@ class Dashboard:
         return self.page(request, screen, None)
 
     async def unknown(self, request: Request) -> Response:
-        """Answer an address that is no page."""
+        """Answer an address that is no page; lead from one with a slash at its end to the page."""
+        path = request.url.path
+        as_json = path.endswith(".json")
+        if path.endswith("/"):
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(path.rstrip("/") + query)
         viewer = await self._viewers.identify(request)
         if viewer is None:
-            return self.stranger(request)
-        return self.problem(
-            request, ConveyorError(ErrorCode.NOT_FOUND, "there is no such page"), viewer
-        )
+            return self.stranger(request, as_json=as_json)
+        error = ConveyorError(ErrorCode.NOT_FOUND, "there is no such page")
+        if as_json:
+            raise error
+        return self.problem(request, error, viewer)
 
     async def file(self, request: Request) -> Response:
         """Answer with a file of ours."""
@@ -416,7 +430,8 @@ class Dashboard:
         viewer = await self._viewers.identify(request)
         if viewer is None:
             return self.stranger(request, as_json=True)
-        answer = await event_stream(request, self._service, viewer.caller_id)
+        named = named_runs(request.query_params.getlist("run"))
+        answer = await event_stream(request, self._service, viewer.caller_id, named=named)
         answer.headers.update(EVENT_HEADERS)
         return answer
 
@@ -453,6 +468,17 @@ class Dashboard:
         screen = Screen(template="preview.html", title="Body", section="", page=page)
         html = render(screen, viewer=call.viewer, path="", query="", origin="", token="")
         return Response(html, headers=PREVIEW_HEADERS, media_type="text/html")
+
+
+def named_runs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse the runs that a stream of events is to tell of in any case, each a job's id, a slash
+    and a run's. Raises ConveyorError(invalid_argument)."""
+    runs = [(job_id, run_id) for job_id, _, run_id in (name.partition("/") for name in names)]
+    if len(runs) > MOST_NAMED or not all(is_ulid(one) for run in runs for one in run):
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, f"run: must be JOB/RUN, at most {MOST_NAMED} times"
+        )
+    return runs
 
 
 class PreviewPage(Struct, frozen=True):

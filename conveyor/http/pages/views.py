@@ -87,8 +87,21 @@ def render(
         json_address=json_address,
         address=path,
         token=token,
+        live=_live(screen.page),
         **(screen.values or {}),
     )
+
+
+def _live(page: msgspec.Struct) -> dict[str, str]:
+    """Return what the script of live numbers is to know of a page: the run that it is about, the
+    state of that, and when an overview was made."""
+    at = getattr(page, "at", "")
+    run = getattr(page, "run", None)
+    if not isinstance(run, RunBody):
+        return {"live": "", **({"at": at} if at else {})}
+    waits = run.waiting.reason if run.waiting else ""
+    away = run.outage.shared if run.outage else ""
+    return {"live": f"{run.job_id}/{run.run_id}", "shown": f"{state(run)} {waits} {away}"}
 
 
 def job_path(job_id: str) -> str:
