@@ -63,7 +63,7 @@ async def fill(api: Api, text: str) -> dict[str, Any]:
         }
         for number in range(FAILING)
     ]
-    params = {"css_extractor": text * 3_000, "custom_headers": {"X-A": text * 3_000}}
+    params = {"css_extractor": text * 3_000, "custom_headers": {"X-A": "<" * 3_000}}
     schedule = {"rate": {"every": 1, "unit": "day"}}
     for _ in range(PAGE + 1):
         await api.submit(1, **fields, type="scheduled", schedule=schedule)
