@@ -72,6 +72,8 @@ def test_every_partition_of_an_index_stands() -> None:
             for kind in (
                 "ingesting",
                 "unsettled",
+                "aging",
+                "aged",
                 "ended",
                 "deleted",
                 "active",

@@ -228,8 +228,19 @@ def ingesting(run_id: str) -> str:
     return _hashed_partition("ingesting", run_id)
 
 
+def aging(run_id: str) -> str:
+    """gsi1: ended runs whose queue or bodies may be left, by the time of the next look at them."""
+    return _hashed_partition("aging", run_id)
+
+
+def aged(run_id: str) -> str:
+    """gsi1: ended runs without queue and bodies, by the time at which their results expired."""
+    return _hashed_partition("aged", run_id)
+
+
 def ended(run_id: str) -> str:
-    """gsi1: ended runs, by run id."""
+    """gsi1: ended runs, by run id, as versions before wrote them. A look at ended runs moves
+    them."""
     return _hashed_partition("ended", run_id)
 
 
@@ -281,8 +292,8 @@ ENDED_DELIVERIES = "deliveries-ended"
 
 
 def all_partitions(kind: str) -> list[str]:
-    """Return all index partitions of a kind: "ingesting", "unsettled", "ended", "deleted",
-    "active", "idle" or "schedules"."""
+    """Return all index partitions of a kind: "ingesting", "unsettled", "aging", "aged", "ended",
+    "deleted", "active", "idle" or "schedules"."""
     return [f"{kind}#{number}" for number in range(SPREAD)]
 
 
