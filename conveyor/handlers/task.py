@@ -138,6 +138,14 @@ class ClaimedTask(Held):
     error: Exception | None = None
     trace: Recording | None = None
 
+    def note_stored(self, key: str) -> None:
+        """Note that the body lies under a key, which the row is to name."""
+        self.stored, self.blob_key = True, key
+        settlement = self.settlement
+        if isinstance(settlement, Succeeded):
+            result = msgspec.structs.replace(settlement.result, blob_key=key)
+            self.settlement = Succeeded(settlement.event, result)
+
 
 class TaskHandler(StagedHandler):
     """The handler of task messages."""
@@ -295,7 +303,12 @@ class TaskHandler(StagedHandler):
                 held.trace.part("claim", request.now, self._clock.now())
             return held
         if isinstance(claim, ClaimedElsewhere):
-            return Outcome(hide_for=max(0.0, (claim.until - request.now) / 1000))
+            later = claim.is_due_later
+            return Outcome(
+                hide_for=max(0.0, (claim.until - request.now) / 1000),
+                waiting=WaitReason.BACKOFF if later else None,
+                is_claimed=not later,
+            )
         if claim.run_status is not None:
             settled = Settled(True, claim.run_status)
             return self._ended(request.run_id, request.task_id, None, settled)
@@ -588,14 +601,14 @@ class TaskHandler(StagedHandler):
             return
         bodies = [(held.blob_key, held.body) for held in full if held.body is not None]
         began = self._clock.now()
-        errors = await pipeline.bodies.put_new(bodies)
+        stored = await pipeline.bodies.put_new(bodies)
         self._trace(full, "body", began)
-        for held, error in zip(full, errors, strict=True):
-            if error is None:
-                held.stored = True
+        for held, found in zip(full, stored, strict=True):
+            if isinstance(found, str):
+                held.note_stored(found)
                 self._breaker.succeeded()
                 continue
-            meaning = self._unkept(error) if isinstance(error, ConveyorError) else error
+            meaning = self._unkept(found) if isinstance(found, ConveyorError) else found
             if isinstance(meaning, ResultLost):
                 held.error = meaning
                 continue
@@ -695,7 +708,8 @@ class TaskHandler(StagedHandler):
             return ACKNOWLEDGE
         # Not for longer than was meant, if the clock was set back meanwhile.
         now = max(self._clock.now(), held.started_at)
-        return Outcome(hide_for=max(0.0, (settlement.not_before - now) / 1000))
+        hide_for = max(0.0, (settlement.not_before - now) / 1000)
+        return Outcome(hide_for=hide_for, waiting=settlement.waiting)
 
     def _ended(
         self, run_id: str, task_id: str, held: ClaimedTask | None, settled: Settled
