@@ -20,8 +20,8 @@ from conveyor.prod.dynamodb.schema import (
     ENDED_DELIVERIES,
     EXPORTS,
     INPUTS,
-    INTENTS,
     OUTBOX,
+    UNSPREAD_INTENTS,
     Key,
     export_item_key,
     fire_key,
@@ -50,7 +50,16 @@ pytestmark = pytest.mark.extended
 DAY = 86_400_000
 DELIVERY_INDEX = [DELIVERIES, ENDED_DELIVERIES]
 PARTITIONS = {
-    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "aging#0", "aged#0", "deleted#0", INTENTS],
+    "gsi1": [
+        "ingesting#0",
+        "unsettled#0",
+        "ended#0",
+        "aging#0",
+        "aged#0",
+        "deleted#0",
+        "intents#0",
+        UNSPREAD_INTENTS,
+    ],
     "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX, *DELIVERY_INDEX, "schedules#2"],
 }
 SECRET = "a-text-that-is-in-the-row"

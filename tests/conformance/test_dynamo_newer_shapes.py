@@ -21,8 +21,8 @@ from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb import client
 from conveyor.prod.dynamodb.client import RETRY_AFTER, NewerRow
 from conveyor.prod.dynamodb.schema import (
-    INTENTS,
     ROW_SHAPE,
+    UNSPREAD_INTENTS,
     Key,
     by_time,
     export_item_key,
@@ -363,7 +363,7 @@ async def test_leftovers_of_a_higher_shape_do_not_keep_the_others(versions: Vers
                 "shard_count": 1,
                 "shard_scheme": "stripe",
                 "run_id": "RUN",
-                "gsi1pk": INTENTS,
+                "gsi1pk": UNSPREAD_INTENTS,
                 "gsi1sk": by_time(world.now, job_id),
             },
         )

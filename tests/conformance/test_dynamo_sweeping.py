@@ -25,7 +25,6 @@ from conveyor.prod.dynamodb.client import Query, Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, new_run_item
 from conveyor.prod.dynamodb.schema import (
-    INTENTS,
     Key,
     by_time,
     intent_key,
@@ -35,6 +34,7 @@ from conveyor.prod.dynamodb.schema import (
     task_partition,
     task_sort_key,
 )
+from conveyor.prod.dynamodb.submitting import intent_item
 from conveyor.prod.dynamodb.sweeping import PATIENCE, DynamoSweeping
 from conveyor.prod.dynamodb.task_rows import new_task_item
 from conveyor.testing.clock import FakeClock
@@ -159,8 +159,7 @@ class Bench:
     async def intent(self, place: RunPlace) -> Key:
         """Write that rows of a run are about to be written."""
         key = intent_key(place.job_id, place.run_id)
-        found_by = {"gsi1pk": INTENTS, "gsi1sk": by_time(self.now, place.run_id)}
-        await self.table.put(key, {**place.item(), "run_id": place.run_id, **found_by})
+        await self.table.put(key, intent_item(place, now=self.now))
         return key
 
     async def left(self, place: RunPlace) -> list[int]:

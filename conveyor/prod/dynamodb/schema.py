@@ -263,8 +263,13 @@ def tombstones(run_id: str) -> str:
     return _hashed_partition("deleted", run_id)
 
 
-INTENTS = "intents"
-"""gsi1: intents, by the time they were written."""
+def intents(run_id: str) -> str:
+    """gsi1: intents, by the time they were written."""
+    return _hashed_partition("intents", run_id)
+
+
+UNSPREAD_INTENTS = "intents"
+"""gsi1: intents of versions before, which knew one partition of them."""
 
 
 def active(run_id: str) -> str:
@@ -301,8 +306,8 @@ ENDED_DELIVERIES = "deliveries-ended"
 
 
 def all_partitions(kind: str) -> list[str]:
-    """Return all index partitions of a kind: "ingesting", "unsettled", "aging", "aged", "ended",
-    "deleted", "active", "idle" or "schedules"."""
+    """Return all index partitions of a kind: "ingesting", "unsettled", "intents", "aging", "aged",
+    "ended", "deleted", "active", "idle" or "schedules"."""
     return [f"{kind}#{number}" for number in range(SPREAD)]
 
 

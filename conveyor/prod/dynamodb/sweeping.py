@@ -60,12 +60,12 @@ from conveyor.prod.dynamodb.schema import (
     BY_OWNER,
     END,
     INDEXES,
-    INTENTS,
     PARTITION_KEY,
     ROW_SHAPE,
     SORT_KEY,
     SPREAD,
     SWEEP,
+    UNSPREAD_INTENTS,
     Key,
     all_partitions,
     by_time,
@@ -210,9 +210,12 @@ class Leftovers:
     async def _abandon_intents(self, now: int) -> int:
         done = 0
         until = by_time(now - PATIENCE, "")
-        async for page in self._table.pages(Query(INTENTS, index=BY_OWNER, between=(BEGIN, until))):
-            for key in keys_of(page.items):
-                done += await _attempt(f"ending the intent {key.sk}", self._abandon_intent(key))
+        partitions = [*all_partitions("intents"), UNSPREAD_INTENTS]
+        old = await query_all(
+            self._table, partitions, index=BY_OWNER, between=(BEGIN, until), keys_only=True
+        )
+        for key in keys_of(old):
+            done += await _attempt(f"ending the intent {key.sk}", self._abandon_intent(key))
         return done
 
     async def _abandon_intent(self, key: Key) -> bool:

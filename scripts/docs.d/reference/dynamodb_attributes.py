@@ -345,7 +345,8 @@ FOUND_BY: dict[str, dict[str, str]] = {
         "aged#N": "ended runs without bodies, by the time at which their results expired",
         "ended#N": "runs that ended before versions kept them by time, by run id",
         "deleted#N": "deleted runs that are not purged, by run id",
-        schema.INTENTS: "rows written without their run, by the time that began",
+        "intents#N": "rows written without their run, by the time that began",
+        schema.UNSPREAD_INTENTS: "the same, of versions before, which spread them not",
     },
     "gsi2": {
         "active#N": "runs that are running and not paused, by the time of that change",
