@@ -116,10 +116,9 @@ def at_terminal(server: ConveyorServer, arguments: list[str], answer: bytes) -> 
         os.close(theirs)
         try:
             while True:
-                if is_asked and not answer:
-                    # Once more each time: it may have come before the program began to read.
-                    asking.send_signal(signal.SIGINT)
                 if is_asked and not select.select([mine], [], [], RETRY_SECONDS)[0]:
+                    # The signal came before the program began to read.
+                    asking.send_signal(signal.SIGINT)
                     continue
                 piece = os.read(mine, 65_536)
                 if not piece:
@@ -127,7 +126,10 @@ def at_terminal(server: ConveyorServer, arguments: list[str], answer: bytes) -> 
                 shown += piece
                 if not is_asked and shown.rstrip().endswith(b"[y/N]:"):
                     is_asked = True
-                    os.write(mine, answer)
+                    if answer:
+                        os.write(mine, answer)
+                    else:
+                        asking.send_signal(signal.SIGINT)
         except OSError:
             pass  # The other side of a terminal is gone.
         finally:
