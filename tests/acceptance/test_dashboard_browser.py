@@ -353,6 +353,34 @@ def test_hostile_markup_stands_there_as_text(browser: Browser, seeded: Seeded) -
         watched.assert_silent()
 
 
+LINES = """cells => cells.map(cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return new Set([...range.getClientRects()].map(line => line.top)).size;
+})"""
+"""Counts the lines that each cell of a table takes."""
+
+
+def test_a_name_without_spaces_makes_no_page_wide(browser: Browser, seeded: Seeded) -> None:
+    urls: list[Any] = [{"url": target("w" * 200, hang=1), "external_id": "e" * 100}]
+    seeded.submit("long", urls, name="n" * 100, external_id="x" * 100)
+    seeded.until("long", lambda run: run["status"] == "running")
+    [row] = seeded.tasks("long")
+    run = seeded.run_of("long")
+    task = f"{run}/tasks/{row['task_id']}"
+    with reader(browser, seeded.origin, viewport=NARROW) as (context, watched):
+        page = context.new_page()
+        for path in ("/dashboard", "/dashboard/jobs", run, f"{run}/results", task):
+            page.goto(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], path
+        page.set_viewport_size({"width": 900, "height": 800})
+        page.goto("/dashboard/jobs")
+        lines = page.locator("td.number").evaluate_all(LINES)
+        assert set(lines) == {1}
+        watched.assert_silent()
+    seeded.calls.post(f"/jobs/{seeded.jobs['long']}/stop")
+
+
 def streams(origin: str) -> float:
     """Streams that the server has open."""
     metrics = httpx.get(f"{origin}/metrics", trust_env=False).text
@@ -409,6 +437,7 @@ def test_a_tab_without_locks_has_a_stream_of_its_own(browser: Browser, seeded: S
         watched.assert_silent()
 
 
+@pytest.mark.extended
 def test_pages_of_runs_live_on_behind_many_others(browser: Browser, seeded: Seeded) -> None:
     for label in ("old", "older"):
         seeded.submit(label, [target(label, hang=1)], name=label)
@@ -453,6 +482,7 @@ def test_an_overview_tells_of_a_new_run(browser: Browser, seeded: Seeded) -> Non
         watched.assert_silent()
 
 
+@pytest.mark.extended
 def test_a_page_says_that_it_has_no_connection(browser: Browser, seeded: Seeded) -> None:
     with reader(browser, seeded.origin) as (context, _):
         context.route("**/dashboard/events*", lambda route: route.abort())

@@ -394,7 +394,10 @@ class Dashboard:
             section="",
             page=page,
             status=status,
-            values={"is_secure": self._viewers.keeps_cookies(request)},
+            values={
+                "is_secure": self._viewers.keeps_cookies(request),
+                "accepts_any": self._viewers.accepts_any,
+            },
         )
         return self.page(request, screen, None)
 
