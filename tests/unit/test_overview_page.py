@@ -66,7 +66,7 @@ async def test_a_run_that_fails_and_one_that_waits_are_told_of_behind_many_other
     [trouble] = record["troubles"]
     assert (trouble["kind"], trouble["name"]) == ("run_failing", "Broken shop")
     assert trouble["job_id"] == failing["job_id"]
-    assert ">Broken shop</a>: 20 of 20 tasks failed" in page
+    assert "><bdi>Broken shop</bdi></a>: <bdi>20 of 20 tasks failed</bdi>" in page
     assert record["oldest_waiting"]["job_id"] == still["job_id"]
     # A pace measured over the life of the run, though it is not among those listed.
     assert record["tasks_per_second"] >= 20 / (LIVE_SHOWN + 5) - 0.1
