@@ -226,8 +226,7 @@ def _probes(
     stats = binding.stats
 
     def away() -> list[str]:
-        found = list(stats.away(clock.monotonic()))
-        return found if worker is None else found + worker.away()
+        return binding.away() + ([] if worker is None else worker.away())
 
     return create_probes(
         telemetry.registry(),

@@ -73,14 +73,16 @@ PATIENCE = 60.0
 class ProdBinding:
     """The ports, and the parts that only this binding has.
 
-    `jobs` finds templates, through Redis if there is one. `store` counts the rows that it reads,
-    `stats` the calls to AWS. Call `agree` every `agree_every` seconds: it confirms that this
-    process works by the fleet's terms, and raises ConveyorError(conflict) if they have changed.
+    `away` names the services that do not answer at present. `jobs` finds templates, through Redis
+    if there is one. `store` counts the rows that it reads, `stats` the calls to AWS. Call `agree`
+    every `agree_every` seconds: it confirms that this process works by the fleet's terms, and
+    raises ConveyorError(conflict) if they have changed.
     """
 
     ports: Binding
     store: DynamoStore
     stats: CallStats
+    away: Callable[[], list[str]]
     jobs: JobLookup
     rate_limit: RateLimit | None
     agree: Callable[[], Awaitable[None]]
@@ -128,10 +130,16 @@ async def open_binding(
             sealing_secrets=await _sealing_secrets(aws, table, options),
             aclose=stack.pop_all().aclose,
         )
+
+    def away() -> list[str]:
+        ours = ["redis"] if server is not None and server.away else []
+        return [*boto.stats.away(clock.monotonic()), *ours]
+
     return ProdBinding(
         ports=ports,
         store=store,
         stats=boto.stats,
+        away=away,
         jobs=_jobs(options, store, server),
         rate_limit=_rate_limit(options, server),
         agree=agree,
