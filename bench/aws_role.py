@@ -27,7 +27,7 @@ from conveyor.bootstrap.production import open_role
 from conveyor.prod import binding
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, CallStats, Parameters
-from conveyor.prod.redis.permits import HOLD
+from conveyor.prod.redis.permits import ALL, HOLD, LEAVE, SAY
 from conveyor.prod.redis.server import RedisServer, Script
 from conveyor.roles.production import RoleInfo, run
 from conveyor.settings import from_environment
@@ -102,12 +102,15 @@ class CountedAws:
         return self._aws.presign(operation, parameters, seconds=seconds)
 
 
+_SCRIPTS = {HOLD: "permits", SAY: "reports", LEAVE: "reports", ALL: "reports"}
+
+
 class CountedRedis(RedisServer):
     """A client of Redis that counts calls."""
 
     async def run(self, script: Script, key: str, *arguments: str | int | float | bytes) -> Any:
         """Count a script, and run it."""
-        COUNTS.calls[f"redis script ({'permits' if script is HOLD else 'request rates'})"] += 1
+        COUNTS.calls[f"redis script ({_SCRIPTS.get(script, 'request rates')})"] += 1
         return await super().run(script, key, *arguments)
 
     async def get(self, key: str) -> bytes | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from conveyor.bootstrap.loop import (
@@ -19,6 +19,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    session_options,
     tracer_of,
     webhooks_of,
 )
@@ -33,8 +34,12 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.tracing import NO_TRACER, Tracer
+from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
+
+LOOP = LoopOptions(report_every=1.0)
+"""Reports of the worker are kept in memory and cost nothing: they need not wait for a heartbeat."""
 
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
@@ -42,18 +47,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An assembled process: the application to serve, its protocol, the worker to run, the URL of
-    the inbox (empty without one), `hurry` to call once it is to stop, and `aclose` to call at the
-    end."""
+    """An assembled process: the application to serve, its protocol, the worker and the progress to
+    run, the URL of the inbox (empty without one), `hurry` to call once it is to stop, and `aclose`
+    to call at the end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
     worker: Worker
+    progress: Progress
     data_dir: Path
     readiness: Readiness
     inbox: str
     hurry: Callable[[], None]
     aclose: Callable[[], Awaitable[None]]
+
+
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
 
 
 async def open_dev(
@@ -64,6 +74,7 @@ async def open_dev(
     The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
     be opened.
     """
+    session_options(settings)  # unusable ones are told before anything is opened
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
     telemetry = Telemetry()
@@ -72,17 +83,11 @@ async def open_dev(
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
-    tracer = tracer_of(settings, clock)
+    tracer = tracer_of(settings, clock, telemetry)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER)
     worker = build_worker(
-        binding.ports,
-        outside,
-        settings,
-        clock,
-        telemetry=telemetry,
-        options=LoopOptions(tracer=tracer or NO_TRACER),
+        binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
     )
-    if tracer is not None:
-        telemetry.exemplars(lambda: tracer.latest)
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
@@ -100,25 +105,27 @@ async def open_dev(
         ),
     )
 
-    async def close() -> None:
-        if gateway is None:
-            await scraper.aclose()
-        await webhooks.aclose()
-        await binding.ports.aclose()
-        if tracer is not None:
-            await tracer.aclose()
-
-    serving = protocol(clock, head_seconds=settings.head_timeout)
     return Runtime(
         app,
-        serving,
+        protocol(clock, head_seconds=settings.head_timeout),
         worker,
+        service.progress,
         binding.directory.path,
         readiness,
         inbox,
         hurry=binding.store.database.hurry,
-        aclose=close,
+        aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
     )
+
+
+def _closing(binding: DevBinding, *clients: _Closable | None) -> Callable[[], Awaitable[None]]:
+    async def close() -> None:
+        for client in clients:
+            if client is not None:
+                await client.aclose()
+        await binding.ports.aclose()
+
+    return close
 
 
 async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
@@ -149,7 +156,12 @@ def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) ->
 
 
 def _app_options(
-    settings: Settings, clock: Clock, worker: Worker, *, inbox: Inbox | None, tracer: Tracer
+    settings: Settings,
+    clock: Clock,
+    worker: Worker,
+    *,
+    inbox: Inbox | None,
+    tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -159,6 +171,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
+        sessions=session_options(settings),
         tracer=tracer,
     )
 
@@ -178,5 +191,7 @@ def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service:
         "store_rows_returned",
         lambda: store.rows_returned - results.rows_discarded,
     )
+    telemetry.gauge("streams", lambda: service.progress.streams)
+    telemetry.total("stream_reads", lambda: service.progress.reads)
     telemetry.gauge("wal_bytes", store.wal_size)
     telemetry.gauge("loop_lag_seconds", lambda: worker.lag.seconds)

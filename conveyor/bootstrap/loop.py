@@ -3,12 +3,14 @@ service's options."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conveyor import __version__
 from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.signatures import SigningKeySealer
@@ -17,9 +19,10 @@ from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
+from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import Backlog, Reports, Telemetry
-from conveyor.engine.worker import OverlappingTicker, Ticker, Worker
+from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
@@ -34,6 +37,9 @@ from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
+from conveyor.http.auth import open_operator_keys
+from conveyor.http.middleware import is_loopback
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
@@ -56,6 +62,7 @@ from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.workers import Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import ServiceOptions
@@ -99,9 +106,10 @@ def gateway_of(settings: Settings, clock: Clock) -> Gateway:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
 
 
-def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
-    """Open the sender of traces that the settings name; None without an endpoint, and then nothing
-    of OpenTelemetry is loaded. Raises InvalidSetting if it is not installed."""
+def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTelemetryTracer | None:
+    """Open the sender of traces that the settings name, whose traces metrics refer to; None without
+    an endpoint, and then nothing of OpenTelemetry is loaded. Raises InvalidSetting if it is not
+    installed."""
     if not settings.otlp_endpoint:
         return None
     try:
@@ -109,9 +117,11 @@ def tracer_of(settings: Settings, clock: Clock) -> OpenTelemetryTracer | None:
     except ImportError:
         missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
         raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
-    return OpenTelemetryTracer(
+    tracer = OpenTelemetryTracer(
         clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
     )
+    telemetry.exemplars(lambda: tracer.latest)
+    return tracer
 
 
 def _client_options(settings: Settings) -> ClientOptions:
@@ -172,6 +182,19 @@ def allowed_hosts(settings: Settings) -> list[str]:
     return [settings.host, *filter(None, settings.allowed_hosts.split(","))]
 
 
+def session_options(settings: Settings) -> SessionOptions | None:
+    """Return who may look at pages; None without a dashboard.
+
+    Raises ConveyorError(invalid_argument) for unusable keys of operators.
+    """
+    if not settings.dashboard:
+        return None
+    return SessionOptions(
+        on_loopback=is_loopback(settings.host),
+        operators=open_operator_keys(settings.operator_keys),
+    )
+
+
 def body_memory(settings: Settings) -> BodyMemory:
     """Return the bounds on the memory for request bodies."""
     return BodyMemory(limit=settings.max_body_memory, caller_limit=settings.max_caller_body_memory)
@@ -209,6 +232,9 @@ def service_options(
         input_ttl=settings.input_ttl,
         export_ttl=settings.export_ttl,
         max_export_bytes=settings.max_export_bytes,
+        heartbeat=_heartbeat(settings),
+        max_streams=settings.max_streams,
+        max_caller_streams=settings.max_caller_streams,
         older_secrets=older_secrets,
     )
 
@@ -232,7 +258,8 @@ and of the time to count there is a line in each minute."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
-    """The roles that discovering and working tasks uses; `sealer` opens callers' keys."""
+    """The roles that discovering and working tasks uses; `sealer` opens callers' keys. Without
+    `workers` the worker says nothing of itself."""
 
     jobs: JobLookup
     runs: WorkerRuns
@@ -244,6 +271,7 @@ class WorkerPorts:
     gateway: Gateway
     sealer: KeySealer
     pipeline: Pipeline | None = None
+    workers: Workers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,17 +289,38 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it, and how events are delivered, for alarms. `tracer` records what is sampled.
+    adds workers by it, and how events are delivered, for alarms. The worker reports what it does
+    once a heartbeat, and each `report_every` seconds if that is less. `tracer` records what is
+    sampled.
     """
 
     policy: PolicyFactory = ReservePolicy
     polling: Polling = Polling()
     picking: Callable[[], PickingRule] = LeastInFlight
     logs_backlog: bool = False
+    report_every: float = math.inf
     tracer: Tracer = NO_TRACER
 
 
 USUAL = LoopOptions()
+
+
+def _worker_ports(
+    binding: Binding, gateway: Gateway, settings: Settings, jobs: JobLookup
+) -> WorkerPorts:
+    return WorkerPorts(
+        jobs=jobs,
+        runs=binding.runs,
+        tasks=binding.tasks,
+        blobs=binding.blobs,
+        queues=binding.queues,
+        permits=binding.permits,
+        signals=binding.signals,
+        gateway=gateway,
+        sealer=KeySealer(_sealing_secrets(binding, settings)),
+        pipeline=binding.pipeline,
+        workers=binding.workers,
+    )
 
 
 def build_worker(
@@ -286,19 +335,7 @@ def build_worker(
 ) -> Worker:
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
-    secrets = _sealing_secrets(binding, settings)
-    ports = WorkerPorts(
-        jobs=jobs or binding.jobs,
-        runs=binding.runs,
-        tasks=binding.tasks,
-        blobs=binding.blobs,
-        queues=binding.queues,
-        permits=binding.permits,
-        signals=binding.signals,
-        gateway=outside.gateway,
-        sealer=KeySealer(secrets),
-        pipeline=binding.pipeline,
-    )
+    ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
     deliverer = _deliverer(
         binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
     )
@@ -333,6 +370,19 @@ def build_worker(
     )
 
 
+def _dispatch_options(
+    settings: Settings, options: LoopOptions, outages: Outages
+) -> DispatchOptions:
+    return DispatchOptions(
+        slots=settings.workers,
+        visibility=settings.visibility_timeout,
+        max_receives=settings.max_receives,
+        polling=options.polling,
+        picking=options.picking(),
+        outages=outages,
+    )
+
+
 def assemble_worker(
     ports: WorkerPorts,
     settings: Settings,
@@ -362,14 +412,7 @@ def assemble_worker(
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
-        options=DispatchOptions(
-            slots=settings.workers,
-            visibility=settings.visibility_timeout,
-            max_receives=settings.max_receives,
-            polling=options.polling,
-            picking=options.picking(),
-            outages=outages,
-        ),
+        options=_dispatch_options(settings, options, outages),
     )
     ports.signals.on_halt(dispatcher.halt)
     discovery = _discovery(dispatcher, ports, settings, clock)
@@ -377,15 +420,39 @@ def assemble_worker(
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
     counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
+    about = Reported(dispatcher, policy, outages)
+    reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
     return Worker(
         dispatcher,
         discovery,
         clock,
         heartbeat=_heartbeat(settings),
-        tickers=[*chores.tickers, *counting],
-        overlapping=chores.overlapping,
+        beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
         outages=outages,
     )
+
+
+def _reporter(
+    about: Reported,
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    worker: str,
+    options: LoopOptions,
+) -> WorkerReporter | None:
+    if ports.workers is None:
+        return None
+    heartbeat = _heartbeat(settings)
+    names = ReporterOptions(
+        worker_id=worker,
+        version=__version__,
+        heartbeat=heartbeat,
+        every=min(heartbeat, options.report_every),
+        slots=settings.workers,
+        claim_seconds=settings.visibility_timeout,
+    )
+    return WorkerReporter(about, ports.workers, clock, names)
 
 
 def _sealing_secrets(binding: Binding, settings: Settings) -> list[bytes]:

@@ -18,6 +18,7 @@ from conveyor.bootstrap.loop import (
     gateway_of,
     root_secrets,
     service_options,
+    session_options,
     tracer_of,
     webhooks_of,
 )
@@ -35,6 +36,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.service.context import ServiceOptions
+from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
 
@@ -67,7 +70,8 @@ def _extra() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRuntime:
-    """An assembled role: an `app` to serve or a `worker` to run, and what goes beside it.
+    """An assembled role: an `app` to serve and `progress` to run, or a `worker` to run, and what
+    goes beside it.
 
     `probes` is the application of /readyz and /metrics. A process without a worker runs `lag`
     itself. `agree` checks that this process still shares the fleet's permit ledger, bucket and
@@ -84,6 +88,7 @@ class RoleRuntime:
     agree: Callable[[], Awaitable[None]]
     agree_every: float
     aclose: Callable[[], Awaitable[None]]
+    progress: Progress | None = None
 
 
 async def open_role(
@@ -104,16 +109,14 @@ async def open_role(
     unusable API keys.
     """
     api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
+    if api_keys is not None:
+        session_options(settings)  # unusable ones are told before anything is opened
     with _extra():
         from conveyor.prod.binding import open_binding
-
-    works = api_keys is None
-    binding = await open_binding(_options(settings), clock, works=works, seam=seam)
+    binding = await open_binding(_options(settings), clock, works=api_keys is None, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    scraper, worker, app = gateway, None, None
-    tracer = tracer_of(settings, clock)
-    if tracer is not None:
-        telemetry.exemplars(lambda: tracer.latest)
+    scraper, worker, app, progress = gateway, None, None, None
+    tracer = tracer_of(settings, clock, telemetry)
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
         scraper = gateway or gateway_of(settings, clock)
@@ -121,17 +124,15 @@ async def open_role(
         options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
-        _, older = root_secrets(settings)
-        service = Service(
-            binding.ports, service_options(settings, origin, older), clock, webhooks=webhooks
-        )
-        results = service.results
-        _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
+        service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
+        progress = service.progress
+        _measure_api(telemetry, binding, service, lag)
         limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     return RoleRuntime(
         app=app,
         worker=worker,
+        progress=progress,
         probes=_probes(binding, readiness, telemetry, clock, worker),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
@@ -202,8 +203,17 @@ def _worker(
     return worker
 
 
+def _limits(settings: Settings, origin: str) -> ServiceOptions:
+    _, older = root_secrets(settings)
+    return service_options(settings, origin, older)
+
+
 def _app_options(
-    binding: ProdBinding, settings: Settings, *, api_keys: ApiKeys, tracer: Tracer
+    binding: ProdBinding,
+    settings: Settings,
+    *,
+    api_keys: ApiKeys,
+    tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
         allowed_hosts=allowed_hosts(settings),
@@ -212,6 +222,7 @@ def _app_options(
         body_memory=body_memory(settings),
         api_keys=api_keys,
         rate_limit=binding.rate_limit,
+        sessions=session_options(settings),
         tracer=tracer,
     )
 
@@ -287,3 +298,12 @@ def _measure(
         lambda: (((operation,), units) for operation, units in stats.capacity.items()),
     )
     telemetry.gauge("loop_lag_seconds", lambda: lag.seconds)
+
+
+def _measure_api(
+    telemetry: Telemetry, binding: ProdBinding, service: Service, lag: LoopLag
+) -> None:
+    results, progress = service.results, service.progress
+    _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
+    telemetry.gauge("streams", lambda: progress.streams)
+    telemetry.total("stream_reads", lambda: progress.reads)

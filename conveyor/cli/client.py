@@ -19,6 +19,7 @@ from conveyor.cli.simulate import simulate
 from conveyor.cli.webhooks import keys, listen, webhook, webhook_of
 from conveyor.client.options import (
     file_options,
+    group_option,
     json_option,
     out_option,
     rows_option,
@@ -209,16 +210,40 @@ def watch(job: str, out: Destination | None, **common: Any) -> int:
     return run_client(lambda target, terminal: watch_job(target, terminal, job, out), **common)
 
 
+@conveyor.command("open")
+@click.argument("job", required=False, shell_complete=suggest_jobs)
+@json_option
+@server_options
+def open_command(job: str | None, **common: Any) -> int:
+    """Open the dashboard in a browser, at JOB if it is named; print its address."""
+    from conveyor.client.commands import open_pages
+
+    return run_client(lambda target, terminal: open_pages(target, terminal, job), **common)
+
+
+@conveyor.command()
+@job_argument
+@json_option
+@server_options
+def explain(job: str, **common: Any) -> int:
+    """Say why JOB is not faster, or why it stands, and what helps."""
+    from conveyor.client.explain import explain_job
+
+    return run_client(lambda target, terminal: explain_job(target, terminal, job), **common)
+
+
 @conveyor.command()
 @job_argument
 @rows_option
 @out_option
 @status_option
+@group_option
 @server_options
 def results(
     job: str,
     out: Destination | None,
     status: str | None,
+    groups: tuple[str, ...],
     **common: Any,
 ) -> int:
     """List the results of the latest run of JOB, or download their bodies into a directory.
@@ -227,12 +252,36 @@ def results(
     """
     from conveyor.client.commands import fetch_results, show_results
 
+    if groups and (out is not None or status not in (None, "failed")):
+        raise click.UsageError("--group lists tasks that failed: leave out --out and --status")
+
     async def work(target: ServerTarget, terminal: Terminal) -> int:
         if out is not None:
             return await fetch_results(target, terminal, job, out=out, status=status)
-        return await show_results(target, terminal, job, jsonl=common["as_json"], status=status)
+        return await show_results(
+            target,
+            terminal,
+            job,
+            jsonl=common["as_json"],
+            status="failed" if groups else status,
+            group=",".join(groups) or None,
+        )
 
     return run_client(work, **common)
+
+
+@conveyor.command()
+@job_argument
+@click.option("--run", "run_id", metavar="RUN", help="A run of JOB [the latest].")
+@json_option
+@server_options
+def failures(job: str, run_id: str | None, **common: Any) -> int:
+    """List the failed tasks of a run of JOB by kind, and the commands that run them again."""
+    from conveyor.client.commands import show_failures
+
+    return run_client(
+        lambda target, terminal: show_failures(target, terminal, job, run_id=run_id), **common
+    )
 
 
 @conveyor.command()
@@ -278,6 +327,7 @@ _add_run_command("resume", "Resume each paused JOB.")
     is_flag=True,
     help="Only the tasks without a result, such as after a stop; with --failed, both.",
 )
+@group_option
 @watch_option
 @out_option
 @json_option
@@ -286,6 +336,7 @@ def rerun(
     job: str,
     failed: bool,
     unfinished: bool,
+    groups: tuple[str, ...],
     watch: bool,
     out: Destination | None,
     **common: Any,
@@ -294,12 +345,20 @@ def rerun(
     from conveyor.client.commands import rerun_job
     from conveyor.domain.model import TaskStatus
 
-    statuses = [TaskStatus.FAILED] if failed else []
+    if groups and unfinished:
+        raise click.UsageError("--group takes tasks that failed: leave out --unfinished")
+    statuses = [TaskStatus.FAILED] if failed or groups else []
     if unfinished:
         statuses += [TaskStatus.PENDING, TaskStatus.PROCESSING]
     return run_client(
         lambda target, terminal: rerun_job(
-            target, terminal, job, statuses=statuses, watch=watch, out=out
+            target,
+            terminal,
+            job,
+            statuses=statuses,
+            group=",".join(groups) or None,
+            watch=watch,
+            out=out,
         ),
         **common,
     )

@@ -3,7 +3,7 @@ retries."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
+from conveyor.client.errors import ClientError, NoStream, ServerRefused, ServerUnreachable
 from conveyor.client.output import printable
 from conveyor.client.wire import (
     AddReply,
@@ -29,6 +29,7 @@ from conveyor.client.wire import (
     DeliveryHeadersReply,
     DeliveryReply,
     ExportReply,
+    FailuresReply,
     FinalizedKeyReply,
     FiresReply,
     InputReply,
@@ -93,6 +94,13 @@ class Patience(NamedTuple):
     give_up: float = 30.0
 
 
+class StreamedRun(NamedTuple):
+    """One event of a stream: a run, or None for one that only shows that the server is there."""
+
+    run: RunReply | None
+    event_id: str
+
+
 class ResultRows(NamedTuple):
     """A page of rows, each with its JSON, and the cursor of the next page."""
 
@@ -101,6 +109,10 @@ class ResultRows(NamedTuple):
 
 
 PATIENCE = Patience()
+STREAM_TYPE = "text/event-stream"
+STREAM_SILENCE = 20.0
+"""Seconds without a byte after which a stream is lost: a server says something each 15."""
+LONGEST_LINE = 1_048_576
 
 
 def web_address(text: str, problem: str) -> httpx.URL:
@@ -284,15 +296,43 @@ class Api:
         """Read a run with its counters."""
         return self._decode(await self._send("GET", _run_path(job_id, run_id)), RunReply)
 
+    async def run_events(
+        self, job_id: str, run_id: str, *, last_id: str = ""
+    ) -> AsyncGenerator[StreamedRun]:
+        """Yield what a server tells of a run as it comes, until the server ends the stream.
+
+        `last_id` is that of the event seen last. Raises NoStream where the server has no stream to
+        give, also one that is no Conveyor server; ServerUnreachable for one that is lost.
+        """
+        headers = {"Accept": STREAM_TYPE} | ({"Last-Event-ID": last_id} if last_id else {})
+        url = f"{self.address}{_run_path(job_id, run_id)}/events"
+        timeout = httpx.Timeout(STREAM_SILENCE, connect=CONNECT_TIMEOUT)
+        try:
+            async with self._keyed.stream(
+                "GET", url, headers=headers, timeout=timeout, follow_redirects=False
+            ) as response:
+                if response.status_code in (502, 503, 504):
+                    raise ServerUnreachable(f"{printable(self.address)} serves no stream now;")
+                media_type = response.headers.get("Content-Type", "").partition(";")[0]
+                if response.status_code != 200 or media_type != STREAM_TYPE:
+                    raise NoStream(f"{printable(self.address)} serves no stream")
+                async for name, data, event_id in _events(response.aiter_bytes()):
+                    run = self._parse(data, RunReply) if name == "run" else None
+                    yield StreamedRun(run, event_id)
+        except httpx.RequestError:
+            raise ServerUnreachable(f"lost the connection to {printable(self.address)};") from None
+
     async def change_run(self, job_id: str, verb: str) -> RunReply:
         """Stop, pause or resume the latest run."""
         response = await self._send("POST", f"/jobs/{_quoted(job_id)}/{verb}")
         return self._decode(response, RunReply)
 
-    async def rerun(self, job_id: str, *, status: str | None, idempotency_key: str) -> RerunReply:
-        """Run a job again: all tasks, or those in `status`."""
+    async def rerun(
+        self, job_id: str, *, status: str | None, group: str | None = None, idempotency_key: str
+    ) -> RerunReply:
+        """Run a job again: all tasks, or those in `status`, or in one failure `group` of a list."""
         path = f"/jobs/{_quoted(job_id)}/rerun"
-        query = {"status": status}
+        query = {"status": status, "group": group}
         response = await self._send("POST", path, query=query, idempotency_key=idempotency_key)
         return self._decode(response, RerunReply)
 
@@ -393,13 +433,25 @@ class Api:
         response = await self._send("POST", path, body={"schedule_state": state})
         return self._decode(response, JobReply)
 
+    async def failures(self, job_id: str, run_id: str) -> FailuresReply:
+        """Read the failed tasks of a run by kind."""
+        path = f"{_run_path(job_id, run_id)}/failures"
+        return self._decode(await self._send("GET", path), FailuresReply)
+
     async def results(
-        self, job_id: str, *, run_id: str | None = None, status: str | None = None
+        self,
+        job_id: str,
+        *,
+        run_id: str | None = None,
+        status: str | None = None,
+        group: str | None = None,
     ) -> AsyncIterator[tuple[ResultRow, bytes]]:
         """Yield every row of a run (the latest by default) in submission order, with its JSON."""
         cursor = None
         while True:
-            page = await self.results_page(job_id, run_id, status=status, cursor=cursor)
+            page = await self.results_page(
+                job_id, run_id, status=status, group=group, cursor=cursor
+            )
             for row in page.rows:
                 yield row
             if not page.next_cursor:
@@ -407,11 +459,17 @@ class Api:
             cursor = page.next_cursor
 
     async def results_page(
-        self, job_id: str, run_id: str | None, *, status: str | None, cursor: str | None
+        self,
+        job_id: str,
+        run_id: str | None,
+        *,
+        status: str | None,
+        cursor: str | None,
+        group: str | None = None,
     ) -> ResultRows:
         """Read one page of the rows of a run; without `run_id`, of the latest."""
         path = _run_path(job_id, run_id) if run_id else f"/jobs/{_quoted(job_id)}"
-        query = {"status": status, "limit": "1000", "cursor": cursor}
+        query = {"status": status, "group": group, "limit": "1000", "cursor": cursor}
         page = self._decode(await self._send("GET", f"{path}/results", query=query), RawResultsPage)
         rows = [(self._parse(bytes(raw), ResultRow), bytes(raw)) for raw in page.results]
         return ResultRows(rows, page.next_cursor or None)
@@ -577,6 +635,30 @@ class Api:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, RecursionError):
             raise self._stranger() from None
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes, str]]:
+    """Yield name, data and id of each event in the bytes of a stream; a comment has no name.
+
+    Raises NoStream for a line without an end.
+    """
+    name, data, event_id, rest = "", b"", "", b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            raise NoStream("a line of the stream is too long")
+        for line in lines:
+            field, _, value = line.removesuffix(b"\r").partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"event":
+                name = value.decode(errors="replace")
+            elif field == b"data":
+                data = value
+            elif field == b"id":
+                event_id = value.decode() if value.isdigit() else ""
+            elif not line.strip():
+                yield name, data, event_id
+                name, data = "", b""
 
 
 def _problem(response: httpx.Response) -> RefusalReply | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import webbrowser
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from enum import Enum
@@ -20,7 +21,12 @@ from conveyor.client.download import Downloads, download
 from conveyor.client.errors import ClientError, ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
 from conveyor.client.jobs import find_job, find_jobs, newest_jobs
-from conveyor.client.listing import FailureGroups, ResultTable
+from conveyor.client.listing import (
+    FAILURES_HEADER,
+    FailureSummary,
+    ResultTable,
+    failure_group_lines,
+)
 from conveyor.client.output import (
     clean,
     clean_json,
@@ -42,7 +48,7 @@ from conveyor.client.submit import (
     submit_file,
     warning_lines,
 )
-from conveyor.client.watch import follow, latest_run, run_of, summary
+from conveyor.client.watch import follow, latest_run, named_run, run_of, summary
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.export_rows import MANIFEST
@@ -199,6 +205,22 @@ async def make_job(
     return reply
 
 
+async def open_pages(target: ServerTarget, terminal: Terminal, text: str | None) -> int:
+    """Open the dashboard in a browser, at a job if one is named; where there is no browser, the
+    printed address is all."""
+    address = f"{target.server.rstrip('/').removesuffix('/v1')}/dashboard"
+    if text is not None:
+        async with target.connect(terminal) as api:
+            address += f"/jobs/{await find_job(api, text)}"
+    terminal.say(printable(address))
+    try:
+        opened = webbrowser.open(address)
+    except webbrowser.Error:
+        opened = False
+    terminal.give({"address": address, "opened": opened})
+    return SUCCEEDED
+
+
 async def watch_job(
     target: ServerTarget, terminal: Terminal, job_id: str, out: Destination | None
 ) -> int:
@@ -218,10 +240,12 @@ async def rerun_job(
     job_id: str,
     *,
     statuses: Sequence[TaskStatus],
+    group: str | None = None,
     watch: bool,
     out: Destination | None,
 ) -> int:
-    """Run a job again: all tasks, or those in one of the states."""
+    """Run a job again: all tasks, or those in one of the states, or of the failure groups in a
+    comma list."""
     if out is not None:
         out.try_out()
     async with target.connect(terminal) as api:
@@ -239,7 +263,7 @@ async def rerun_job(
             first = f"for its first one: {target.command('rerun', job_id)}"
             try:
                 async with _needing_run(api, job_id, first):
-                    reply = await api.rerun(job_id, status=status, idempotency_key=key)
+                    reply = await api.rerun(job_id, status=status, group=group, idempotency_key=key)
             except ServerRefused as refusal:
                 raise _hinted(refusal, before) from None
         kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
@@ -330,9 +354,9 @@ def _exit_code(run: RunReply, status: str | None = None) -> int:
     return SUCCEEDED if whole else INCOMPLETE
 
 
-async def _failures(api: Api, target: ServerTarget, run: RunReply) -> FailureGroups:
+async def _failures(api: Api, target: ServerTarget, run: RunReply) -> FailureSummary:
     """Read the reasons of the failed tasks of a run."""
-    groups = FailureGroups(own_server=not target.lasts)
+    groups = FailureSummary(own_server=not target.lasts)
     if run.stats.failed:
         async for row, _raw in api.results(run.job_id, run_id=run.run_id, status="failed"):
             groups.add(row)
@@ -345,7 +369,7 @@ def _warn_of_failures(
     target: ServerTarget,
     terminal: Terminal,
     run: RunReply,
-    groups: FailureGroups,
+    groups: FailureSummary,
     out: Destination | None,
 ) -> None:
     lines = groups.lines(_width(sys.stderr))
@@ -388,19 +412,55 @@ def _tell_of_files(terminal: Terminal, done: Downloads, out: Destination) -> Non
     )
 
 
-async def show_results(
-    target: ServerTarget, terminal: Terminal, job_id: str, *, jsonl: bool, status: str | None
+async def show_failures(
+    target: ServerTarget, terminal: Terminal, job_id: str, *, run_id: str | None
 ) -> int:
-    """List the rows of the latest run as they are now."""
+    """List the failed tasks of a run (the latest by default) by kind, each kind with the command
+    that runs it again."""
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
+        with about(job_id):
+            latest = await latest_run(api, job_id, server=target.named)
+            run = latest
+            if run_id and run_id != latest.run_id:
+                run = await named_run(api, job_id, run_id, server=target.named)
+            found = await api.failures(job_id, run.run_id)
+    terminal.give(found)
+    if found.groups:
+        terminal.say(FAILURES_HEADER)
+    for group in found.groups:
+        for line in failure_group_lines(group, _width(terminal.people)):
+            terminal.say(line)
+        if run.run_id == latest.run_id:
+            again = target.command("rerun", job_id, "--group", group.group)
+            terminal.say(f"{'':11}{again}")
+    terminal.say(f"{count(found.failed, 'task')} failed")
+    if found.failed and run.run_id != latest.run_id:
+        terminal.warn("a newer run is there: only tasks of the latest one run again")
+    elif found.failed and run.live:
+        terminal.warn("the run is live: its tasks run again once it has ended")
+    return INCOMPLETE if found.failed else SUCCEEDED
+
+
+async def show_results(
+    target: ServerTarget,
+    terminal: Terminal,
+    job_id: str,
+    *,
+    jsonl: bool,
+    status: str | None,
+    group: str | None = None,
+) -> int:
+    """List the rows of the latest run as they are now; with `group`, those of failure groups."""
     all_succeeded = True
     table = ResultTable(print, _width(sys.stdout))
-    groups = FailureGroups(own_server=not target.lasts)
+    groups = FailureSummary(own_server=not target.lasts)
     async with target.connect(terminal) as api:
         job_id = await find_job(api, job_id)
         fires = f"when it fires: {target.command('schedule', 'show', job_id)}"
         with about(job_id):
             async with _needing_run(api, job_id, fires):
-                async for row, raw in api.results(job_id, status=status):
+                async for row, raw in api.results(job_id, status=status, group=group):
                     all_succeeded = all_succeeded and row.succeeded
                     if row.status == "failed":
                         groups.add(row)

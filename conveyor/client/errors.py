@@ -50,6 +50,10 @@ class ServerUnreachable(ClientError):
     """There is no connection, or it broke before the answer."""
 
 
+class NoStream(ClientError):
+    """The server has no stream for this client: it is older, or too many are open."""
+
+
 class ServerRefused(ClientError):
     """A problem document: its stable `code`, the HTTP status, and the refused tasks, if any."""
 

@@ -10,18 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from conveyor.client.api import Api
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.directory import Destination, replacing
 from conveyor.client.download import ATTEMPTS, export_run, transfer_export
-from conveyor.client.errors import ClientError, ServerRefused
+from conveyor.client.errors import ClientError
 from conveyor.client.jobs import find_job
-from conveyor.client.output import clean, printable, size
+from conveyor.client.output import clean, size
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.progress import describe, meter_for
-from conveyor.client.watch import latest_run
-from conveyor.client.wire import RunReply
-from conveyor.domain.errors import ErrorCode
+from conveyor.client.watch import named_run
 
 FORMS = {".zip": "zip", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 """Format of an export by the suffix of its file."""
@@ -52,7 +49,7 @@ async def export_job(
     async with target.connect(terminal) as api:
         job_id = await find_job(api, job_id)
         with about(job_id):
-            run = await _run(api, target, job_id, run_id)
+            run = await named_run(api, job_id, run_id, server=target.named)
             if run.live:
                 terminal.warn(
                     f"the run is {describe(run)}: the export holds each row as it is when read, and"
@@ -81,22 +78,6 @@ async def export_job(
             }
         )
     return SUCCEEDED
-
-
-async def _run(api: Api, target: ServerTarget, job_id: str, run_id: str | None) -> RunReply:
-    """Read a run, by default the latest."""
-    if not run_id:
-        return await latest_run(api, job_id, server=target.named)
-    unknown = ClientError(f"job {printable(job_id)} has no run {printable(run_id)}")
-    if not run_id.strip("."):
-        # In a path it would name something else.
-        raise unknown
-    try:
-        return await api.run(job_id, run_id)
-    except ServerRefused as refusal:
-        if refusal.code != ErrorCode.NOT_FOUND:
-            raise
-        raise unknown from None
 
 
 def _see_that_it_can_be_written(target: Path, *, force: bool) -> None:

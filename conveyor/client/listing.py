@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.cells import cell_len, set_cell_size
 
 from conveyor.client.output import count, printable, size
-from conveyor.client.wire import FETCHED, ProblemReply, ResultRow
+from conveyor.client.wire import FETCHED, FailureGroupReply, ProblemReply, ResultRow
 
 SAMPLE_ROWS = 1_000
 """Rows that are read before the first line, to choose the columns."""
@@ -18,6 +18,7 @@ MOST_NAME = 26
 NARROW = 60
 MOST_LONG_NAME = 16
 _GAP = "  "
+_INDENT = " " * 11
 _ENDED = FETCHED | {"failed"}
 
 
@@ -119,14 +120,13 @@ def _size(row: ResultRow) -> str:
 
 
 def _ended(row: ResultRow) -> str:
-    return printable(row.updated_at)[:19].replace("T", " ") if row.status in _ENDED else ""
+    return _moment(row.updated_at) if row.status in _ENDED else ""
 
 
 def _reason(row: ResultRow) -> str:
     """Say why a task failed, or why it is left alone and until when."""
     if row.waiting is not None:
-        until = printable(row.waiting.until)[:19].replace("T", " ")
-        return f"{printable(row.waiting.reason)}, waits until {until} UTC"
+        return f"{printable(row.waiting.reason)}, waits until {_moment(row.waiting.until)} UTC"
     return printable(row.error.code) if row.error else ""
 
 
@@ -170,7 +170,7 @@ _PRIVATE = "address_refused"
 _KEPT_STATUSES = frozenset({"blocked", "bad_target", "gateway_error"})
 
 
-class FailureGroups:
+class FailureSummary:
     """Counts failed tasks by reason, and remembers the first URL of each reason.
 
     `own_server` means that the server is part of the command, and takes its options.
@@ -242,3 +242,25 @@ class _Group:
         self.url = url
         self.error = error
         self.tasks = 0
+
+
+FAILURES_HEADER = f"{'tasks':>9}  {'group':<12}  reason, code, status; first and last, UTC"
+
+
+def failure_group_lines(group: FailureGroupReply, width: int | None) -> list[str]:
+    """Show a failure group as lines of a table under FAILURES_HEADER; on a terminal of `width`
+    columns the detail is cut."""
+    words = [group.reason, group.code, None if group.status is None else str(group.status)]
+    kind = ", ".join(printable(word) for word in words if word) or "of too many kinds to tell apart"
+    first, last = (_moment(text) for text in (group.first_at, group.last_at))
+    when = f"; {first}" + (f" to {last}" if last != first else "") if first else ""
+    lines = [f"{group.count:>9,}  {printable(group.group):<12}  {kind}{when}"]
+    if group.detail:
+        room = None if width is None else max(width - len(_INDENT), 1)
+        detail = printable(group.detail)
+        lines.append(_INDENT + (detail if room is None else _shortened(detail, room)))
+    return lines
+
+
+def _moment(text: str | None) -> str:
+    return printable(text or "")[:19].replace("T", " ")

@@ -172,6 +172,13 @@ status_option = click.option(
     type=click.Choice(["all", "successful", "failed", "processing"]),
     help="Only these tasks.",
 )
+group_option = click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    help="Only the failed tasks of this group (see failures); may be repeated.",
+)
 file_options = stacked(
     click.option(
         "--type",

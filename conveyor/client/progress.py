@@ -28,10 +28,13 @@ from rich.text import Text
 
 from conveyor.client.output import command, duration, printable, size
 from conveyor.client.wire import RunReply
+from conveyor.domain.run_waits import RunWaitReason
 
 LINE_INTERVAL = 3.0
 FREE_COLUMNS = 2
 """Kept free at the right edge, where the terminal echoes ^C."""
+AT_WORK = frozenset({RunWaitReason.MAX_INFLIGHT.value, RunWaitReason.SLOTS.value})
+"""The reasons of runs that work as fast as they may: no state of their own."""
 LEAST_BAR = 8
 """A bar with less room is left out."""
 
@@ -126,7 +129,16 @@ def describe(run: RunReply) -> str:
         return "waiting for tasks"
     if run.outage is not None:
         return f"waiting for the {printable(run.outage.shared)}"
+    if run.waiting is not None and run.waiting.reason not in AT_WORK:
+        return f"waiting: {printable(run.waiting.reason).replace('_', ' ')}"
     return printable(run.status)
+
+
+def why_waiting(run: RunReply) -> str:
+    """Say why a run waits, with the word for the reason; nothing where it does not."""
+    if run.waiting is None:
+        return ""
+    return f"waiting because {printable(run.waiting.reason)}: {printable(run.waiting.detail)}"
 
 
 class LineView:
@@ -189,6 +201,8 @@ class LineView:
             line += f", {task.speed or 0:,.1f}/s, {left} left"
         if run.outage is not None and not run.paused:
             line += f"; {printable(run.outage.detail)}"
+        if why := why_waiting(run):
+            line += f"; {why}"
         if run.paused:
             line += f"; resume it with: {command('resume', run.job_id, server=self._server)}"
         return line

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from conveyor.client.api import Api
-from conveyor.client.errors import ClientError, ServerUnreachable
+import math
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import anyio
+
+from conveyor.client.api import Api, StreamedRun
+from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import command, count, duration, printable
 from conveyor.client.progress import ProgressView
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
+from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
 
 FIRST_INTERVAL = 0.05
@@ -15,12 +22,15 @@ GROWTH = 1.4
 PATIENCE = 30.0
 SEARCHED_PAGES = 50
 """Pages of unfinished rows that are searched for calls in flight."""
+OPENING_SECONDS = 5.0
+"""Within which a stream tells something at first, unless a proxy holds it back."""
 SILENT_FOR = 10.0
 """Seconds that a run waits for something that never answered, until that is told."""
 
 
 async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
-    """Poll a run until it has ended, and return it. Polls start fast and slow down to one a second.
+    """Follow a run until it has ended, and return it: by the server's stream where it has one, else
+    by polls, which start fast and slow down to one a second.
 
     A run that was stopped ends with its last call in flight, which still counts, or when its
     counters stand still for half a minute. Raises ServerUnreachable if the server does not answer
@@ -28,31 +38,105 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
     """
     pace = api.pace
     interval = FIRST_INTERVAL
-    unheard = _Unheard(view)
-    answered_at = pace.monotonic()
-    calls = _CallsInFlight(api, answered_at)
+    seen = _Seen(run, view, pace.monotonic())
+    calls = _CallsInFlight(api, seen.answered_at)
+    stream = _Stream(api, seen)
     with view:
-        view.show(run, answered_at)
-        unheard.look(run, answered_at)
-        while run.live or await calls.may_still_count(run):
+        seen.show()
+        while seen.is_live() or await calls.may_still_count(seen.run):
+            if seen.is_live() and await stream.follow():
+                interval = FIRST_INTERVAL
+                if not seen.is_live():
+                    continue
             await pace.sleep(interval)
             interval = min(interval * GROWTH, LAST_INTERVAL)
             try:
-                run = await api.run(run.job_id, run.run_id)
+                polled = await api.run(run.job_id, run.run_id)
             except ServerUnreachable as error:
                 now = pace.monotonic()
-                if now - answered_at > PATIENCE:
+                if now - seen.answered_at > PATIENCE:
                     raise
                 view.trouble(f"{error} trying again", now)
                 continue
-            answered_at = pace.monotonic()
-            view.show(run, answered_at)
-            unheard.look(run, answered_at)
-        if run.cut_short:
+            seen.answer(polled, pace.monotonic())
+        if seen.run.cut_short:
             # A call may have ended between the last two looks, at the run and at its rows.
-            run = await api.run(run.job_id, run.run_id)
-            view.show(run, pace.monotonic())
-    return run
+            seen.answer(await api.run(run.job_id, run.run_id), pace.monotonic())
+    return seen.run
+
+
+class _Seen:
+    """The run as the server told it last, and what is shown of it."""
+
+    def __init__(self, run: RunReply, view: ProgressView, now: float) -> None:
+        self.run = run
+        self.answered_at = now
+        self._view = view
+        self._unheard = _Unheard(view)
+
+    def is_live(self) -> bool:
+        """Tell whether the run goes on."""
+        return self.run.live
+
+    def answer(self, run: RunReply, now: float) -> None:
+        """Show what the server told at `now`, in seconds."""
+        self.run, self.answered_at = run, now
+        self.show(now)
+
+    def show(self, now: float | None = None) -> None:
+        """Show the run as it is known."""
+        now = self.answered_at if now is None else now
+        self._view.show(self.run, now)
+        self._unheard.look(self.run, now)
+
+
+class _Stream:
+    """The stream of a run, for as long as the server has one to give."""
+
+    def __init__(self, api: Api, seen: _Seen) -> None:
+        self._api = api
+        self._seen = seen
+        self._last_id = ""
+        self._is_given = True
+
+    async def follow(self) -> bool:
+        """Show what the stream tells until it ends; return whether it told anything.
+
+        A server that never gave one is asked once; one that was lost may be asked again.
+        """
+        heard = False
+        if not self._is_given:
+            return heard
+        with anyio.move_on_after(OPENING_SECONDS) as opening:
+            async with anyio.create_task_group() as group:
+                try:
+                    async for run, event_id in self._events():
+                        self._last_id = event_id or self._last_id
+                        if not heard:
+                            heard, opening.deadline = True, math.inf
+                            group.start_soon(self._show_on)
+                        self._seen.answer(run or self._seen.run, self._api.pace.monotonic())
+                except ServerUnreachable:
+                    pass  # the poll that follows tells it
+                except ClientError:
+                    self._is_given = False
+                group.cancel_scope.cancel()
+        if opening.cancelled_caught:
+            self._is_given = False
+        return heard
+
+    async def _events(self) -> AsyncIterator[StreamedRun]:
+        run = self._seen.run
+        events = self._api.run_events(run.job_id, run.run_id, last_id=self._last_id)
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def _show_on(self) -> None:
+        """Show the run again and again, as polls would."""
+        while True:
+            await self._api.pace.sleep(LAST_INTERVAL)
+            self._seen.show(self._api.pace.monotonic())
 
 
 class _CallsInFlight:
@@ -125,6 +209,24 @@ class _Unheard:
 async def latest_run(api: Api, job_id: str, *, server: str | None = None) -> RunReply:
     """Read the latest run of a job. Raises ClientError as `run_of` does."""
     return run_of(await api.job(job_id), server=server)
+
+
+async def named_run(
+    api: Api, job_id: str, run_id: str | None, *, server: str | None = None
+) -> RunReply:
+    """Read a run of a job, by default the latest. Raises ClientError if there is none."""
+    if not run_id:
+        return await latest_run(api, job_id, server=server)
+    unknown = ClientError(f"job {printable(job_id)} has no run {printable(run_id)}")
+    if not run_id.strip("."):
+        # In a path it would name something else.
+        raise unknown
+    try:
+        return await api.run(job_id, run_id)
+    except ServerRefused as refusal:
+        if refusal.code != ErrorCode.NOT_FOUND:
+            raise
+        raise unknown from None
 
 
 def run_of(job: JobReply | SubmitReply, *, server: str | None = None) -> RunReply:

@@ -31,6 +31,16 @@ class OutageReply(msgspec.Struct, frozen=True, kw_only=True):
     never_answered: bool = False
 
 
+class RunWaitReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The reason why a live run waits."""
+
+    reason: str
+    since: str = ""
+    detail: str = ""
+    until: str | None = None
+    others: tuple[str, ...] = ()
+
+
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """A run."""
 
@@ -43,6 +53,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     failure_reason: str | None = None
     failure_detail: str | None = None
     outage: OutageReply | None = None
+    waiting: RunWaitReply | None = None
     updated_at: str = ""
 
     @property
@@ -144,6 +155,7 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     name: str | None = None
     external_id: str | None = None
+    max_inflight: int = 0
     latest_run: RunReply | None = None
     created_at: str = ""
     webhook: WebhookReply | None = None
@@ -276,6 +288,29 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     def succeeded(self) -> bool:
         """Tell whether the task brought a body, even if it has expired since."""
         return self.status in FETCHED
+
+
+class FailureGroupReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed tasks of one kind. The group of what is of too many kinds has an id and a count
+    alone."""
+
+    group: str
+    count: int
+    reason: str | None = None
+    code: str | None = None
+    status: int | None = None
+    detail: str | None = None
+    first_at: str | None = None
+    last_at: str | None = None
+    task_ids: tuple[str, ...] = ()
+
+
+class FailuresReply(msgspec.Struct, frozen=True):
+    """The failed tasks of a run by kind, the most frequent first."""
+
+    run_id: str
+    failed: int
+    groups: tuple[FailureGroupReply, ...]
 
 
 class RawResultsPage(msgspec.Struct, frozen=True):

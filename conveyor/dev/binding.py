@@ -16,10 +16,9 @@ from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
 from conveyor.dev.directory import DataDirectory
 from conveyor.dev.files import FileBlobs, holds_bodies
-from conveyor.dev.permits import MemoryPermits
+from conveyor.dev.permits import MemoryPermits, MemoryWorkers
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
-from conveyor.dev.workers import MemoryWorkers
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import is_ulid
 from conveyor.ports.binding import Binding
@@ -164,6 +163,7 @@ def _ports(
         workers=MemoryWorkers(clock),
         root_secret=directory.secret,
         pipeline=_pipeline(store, blobs, calls),
+        run_writes=store.run_writes,
         aclose=aclose,
     )
 

@@ -1,12 +1,15 @@
-"""The permits port in memory: a ledger of counts under leases, for the workers of one process."""
+"""The ports of permits and of workers in memory, for the workers of one process: a ledger of counts
+under leases, and the reports that each keeps fresh."""
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
+from conveyor.ports.workers import WorkerReport
 
 _SLACK = 64
 
@@ -164,8 +167,28 @@ class MemoryPermits(Permits):
             free=0 if closed else max(0, limit - entries.total),
             holders=entries.holders,
             wanting=entries.wanting,
+            closed_for=max(0.0, self._opens_at - now),
         )
 
     def total(self, job_id: str) -> int:
         """Add up a job's counts under unexpired leases."""
         return self._jobs.total(job_id, self._clock.monotonic())
+
+
+class MemoryWorkers:
+    """The workers port in memory."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._reports: dict[str, tuple[WorkerReport, float]] = {}
+
+    async def say(self, report: WorkerReport) -> None:
+        self._reports[report.worker_id] = report, self._clock.monotonic() + report.kept_for
+
+    async def leave(self, worker_id: str) -> None:
+        self._reports.pop(worker_id, None)
+
+    async def all(self) -> Sequence[WorkerReport]:
+        now = self._clock.monotonic()
+        self._reports = {name: kept for name, kept in self._reports.items() if kept[1] > now}
+        return [self._reports[worker_id][0] for worker_id in sorted(self._reports)]

@@ -143,9 +143,11 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotYet(msgspec.Struct, frozen=True, gc=False):
-    """The row cannot be claimed; it is to be looked at again at `until`."""
+    """The row cannot be claimed; it is to be looked at again at `until`. `is_due_later`: it waits
+    for that, and nobody has claimed it."""
 
     until: int
+    is_due_later: bool = False
 
 
 # -- the rules --
@@ -207,7 +209,7 @@ def claim_change(
     if status is TaskStatus.PENDING:
         if row.not_before <= now:
             return _TAKEN
-        return NotYet(_held_until(row.not_before, since=row.updated_at, now=now))
+        return NotYet(_held_until(row.not_before, since=row.updated_at, now=now), True)
     if row.claimed_until > now:
         return NotYet(_held_until(row.claimed_until, since=row.claimed_at, now=now))
     return interruption_change(row, now=now, max_interruptions=max_interruptions)

@@ -30,7 +30,7 @@ from conveyor.engine.delivery import (
     pause_in_place,
     retry_in_place,
 )
-from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.lanes import Lane, Lanes, PutOffRows
 from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace
 from conveyor.engine.planner import (
     CONTROL_SLOTS,
@@ -166,6 +166,16 @@ class Dispatcher:
             empty = lane.empty_since is not None and now - lane.empty_since >= empty_for
             if empty and lane.only_waits and not self._queues.depth(lane.queue):
                 await self.close_lane(lane.run_id)
+
+    @property
+    def calling(self) -> int:
+        """The slots that are in use."""
+        return self._calling
+
+    @property
+    def is_full(self) -> bool:
+        """True while no slot can take another message."""
+        return self._planner.room(0) <= 0
 
     def depth(self) -> int:
         """Return about how many messages wait in the queues of this worker's lanes."""
@@ -369,6 +379,7 @@ class Dispatcher:
             try:
                 received = await self._received(plan)
             except QueueMissing:
+                lane.lost(began)
                 lane.not_before = began + ERROR_PAUSE
                 missing = True
             finally:
@@ -646,6 +657,7 @@ class Dispatcher:
     async def _conclude(self, message: InHand, outcome: Outcome) -> None:
         lane, delivery = message.lane, message.delivery
         if outcome.hide_for is not None:
+            self._put_off(lane, outcome, outcome.hide_for)
             await self._hide(lane, delivery, outcome.hide_for)
             return
         self._working.pop(delivery.receipt, None)
@@ -662,6 +674,14 @@ class Dispatcher:
         if self._finishing is not None:
             drop = partial(self._drop, delivery, outcome.drop_queue)
             self._finishing.start_soon(self._beside, drop)
+
+    def _put_off(self, lane: Lane, outcome: Outcome, seconds: float) -> None:
+        """Remember a row that is left until later, and why, for the report of this worker."""
+        if lane.is_control or not (outcome.waiting or outcome.is_claimed):
+            return
+        rows = self.lanes.put_off.setdefault(lane.run_id, PutOffRows())
+        now = self._clock.monotonic()
+        rows.add(now, now + seconds, outcome.waiting)
 
     async def _drop(self, delivery: Delivery, drop_queue: Callable[[], Awaitable[None]]) -> None:
         """Acknowledge the last message of a run, then drop its queue: not the other way round,

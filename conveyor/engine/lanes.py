@@ -5,12 +5,13 @@ Only the dispatcher's own coroutines touch a lane, between two awaits, so it nee
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 
 from anyio import CancelScope
 
-from conveyor.domain.model import DispatchableRun
+from conveyor.domain.model import DispatchableRun, WaitReason
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, run_queue
 
 NEUTRAL_PRIORITY = 5
@@ -18,6 +19,11 @@ THROTTLE_FACTOR = 0.7
 THROTTLE_PAUSE = 1.0
 TASK_SECONDS_WEIGHT = 0.2
 """Weight of the latest task in the running mean of task times."""
+LOST_FOR = 10.0
+"""Seconds for which a queue counts as lost after it was last missing, unless it gives messages: a
+young one may seem to be there and empty in between."""
+MOST_INSTANTS = 4_000
+"""Seconds that are told apart among the instants until which rows of a run are put off."""
 
 
 class Lane:
@@ -27,9 +33,10 @@ class Lane:
     call has ended; `admitted` those that hold a permit. `buffer` holds messages received beyond the
     permits, each with the moment it came; `refilling` counts those asked for to fill it. `scopes`
     are the calls under way. `empties` counts empty receives in a row, since `empty_since`. The lane
-    is not polled before `not_before`. All moments are monotonic seconds. A closed lane ends with
-    its last message. The queue of a `dropped` lane is gone, or going, because its run has ended. A
-    claim that was being made when `withdrawals` grew is given up.
+    is not polled before `not_before`; its queue is lost since `lost_since`, if it is, and was last
+    missing at `lost_at`. All moments are monotonic seconds. A closed lane ends with its last
+    message. The queue of a `dropped` lane is gone, or going, because its run has ended. A claim
+    that was being made when `withdrawals` grew is given up.
     """
 
     __slots__ = (
@@ -44,6 +51,8 @@ class Lane:
         "empty_since",
         "job_id",
         "limit",
+        "lost_at",
+        "lost_since",
         "not_before",
         "probing",
         "queue",
@@ -74,9 +83,11 @@ class Lane:
         self.task_seconds = 0.0
         self.empties = 0
         self.empty_since: float | None = None
+        self.lost_since: float | None = None
+        self.lost_at = -math.inf
         self.calm_until = 0.0
         self.not_before = 0.0
-        self.throttled_at = 0.0
+        self.throttled_at = -math.inf
         self.turn = 0
         self.probing = False
         self.withdrawals = 0
@@ -113,13 +124,21 @@ class Lane:
     def found(self) -> None:
         """Note that a receive brought messages."""
         self.empties = 0
-        self.empty_since = None
+        self.empty_since = self.lost_since = None
 
     def found_nothing(self, now: float, *, empties_before: int) -> None:
         """Note that a receive brought nothing. Slots that asked at the same time count it once."""
+        if now - self.lost_at >= LOST_FOR:
+            self.lost_since = None
         self.empties = min(self.empties, empties_before) + 1
         if self.empty_since is None:
             self.empty_since = now
+
+    def lost(self, now: float) -> None:
+        """Note that the queue is missing."""
+        self.lost_at = now
+        if self.lost_since is None:
+            self.lost_since = now
 
     def took(self, seconds: float) -> None:
         """Note how long one of its tasks took."""
@@ -145,14 +164,50 @@ class Lane:
             self.ceiling = min(float(self.limit), self.ceiling + 1.0 / self.ceiling)
 
 
+class PutOffRows:
+    """The rows of a run that this worker left until later, counted by the second in which they are
+    due and the reason; None is another's claim. It outlives the lane, whose queue may be empty
+    meanwhile. Beyond MOST_INSTANTS seconds, rows are counted to the last one."""
+
+    __slots__ = ("_by_second",)
+
+    def __init__(self) -> None:
+        self._by_second: dict[int, Counter[WaitReason | None]] = {}
+
+    def add(self, now: float, due: float, why: WaitReason | None) -> None:
+        """Note that a row is left until `due`."""
+        second = math.ceil(due)
+        if second not in self._by_second and len(self._by_second) >= MOST_INSTANTS:
+            self.forget_due(now)
+            if len(self._by_second) >= MOST_INSTANTS:
+                second = max(self._by_second)
+        self._by_second.setdefault(second, Counter())[why] += 1
+
+    def forget_due(self, now: float) -> None:
+        """Forget the rows that are due."""
+        for second in [second for second in self._by_second if second <= now]:
+            del self._by_second[second]
+
+    def by_reason(self) -> Counter[WaitReason | None]:
+        """Count the rows by reason."""
+        return sum(self._by_second.values(), Counter[WaitReason | None]())
+
+    @property
+    def first_due(self) -> float | None:
+        """The moment, in whole seconds, at which the first row is due."""
+        return min(self._by_second, default=None)
+
+
 class Lanes:
-    """The control lane, and one lane for each run that may have work."""
+    """The control lane, and one lane for each run that may have work. `put_off` holds the rows that
+    were left until later, by run."""
 
     def __init__(self, *, control_limit: int) -> None:
         self.control = Lane(
             queue=CONTROL_QUEUE, run_id="", job_id="", limit=control_limit, priority=9
         )
         self._runs: dict[str, Lane] = {}
+        self.put_off: dict[str, PutOffRows] = {}
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._runs.values())

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from conveyor.domain.run_waits import RunWaitReason
 from conveyor.engine.lanes import Lane
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
@@ -33,6 +34,15 @@ class LeaseOptions:
     heartbeat: float
     slots: int
     batch: int
+
+
+class PermitState(NamedTuple):
+    """The permits in hand for a lane's job, and what keeps them from being more: PERMITS_CLOSED or
+    MAX_INFLIGHT, until a moment in monotonic seconds, where it is known."""
+
+    permits: int = 0
+    reason: RunWaitReason | None = None
+    until: float | None = None
 
 
 class Policy(Protocol):
@@ -91,6 +101,10 @@ class Policy(Protocol):
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
         """Renew permits and give idle ones back, a few times a second. Return the lanes whose calls
         must end at once, because the ledger may give their permits to others."""
+        ...
+
+    def state(self, lane: Lane, now: float) -> PermitState:
+        """Tell how the permits of a lane stand, for people; this changes nothing."""
         ...
 
     async def leave(self, lane: Lane) -> None:

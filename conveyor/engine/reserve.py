@@ -20,8 +20,9 @@ import anyio
 
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
+from conveyor.domain.run_waits import RunWaitReason
 from conveyor.engine.lanes import Lane
-from conveyor.engine.policy import LeaseOptions, Spawn
+from conveyor.engine.policy import LeaseOptions, PermitState, Spawn
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery
@@ -48,18 +49,21 @@ class JobLease:
     """One worker's permits of one job, usable until the fence.
 
     `renewed_at` is the moment *before* the latest call that the ledger granted. `calling` is True
-    during a call: there is never more than one. `dirty` means that the ledger counts more permits
+    during a call: there is never more than one. The ledger is closed until `closed_until`, and
+    `is_full` after it last refused for its limit. `dirty` means that the ledger counts more permits
     than the worker holds. `surplus` permits are handed over as messages end.
     """
 
     __slots__ = (
         "calling",
         "chunk",
+        "closed_until",
         "cool_until",
         "dirty",
         "first_seen",
         "holders",
         "idle_since",
+        "is_full",
         "job_id",
         "lanes",
         "limit",
@@ -85,7 +89,9 @@ class JobLease:
         self.wants = False
         self.retry_at = 0.0
         self.cool_until = 0.0
+        self.closed_until = 0.0
         self.misses = 0
+        self.is_full = False
         self.chunk = FULL_BATCH
         self.holders = 0
         self.others_want = 0
@@ -125,6 +131,7 @@ class JobLease:
         exceeds the fair share if some of them want more."""
         if self.first_seen == math.inf:
             self.first_seen = now
+        self.closed_until = now + state.closed_for
         self.holders = state.holders
         self.others_want = state.wanting - (1 if self.wants else 0)
         excess = self.permits - self.fair if self.others_want > 0 else 0
@@ -139,11 +146,13 @@ class JobLease:
         if self.limit < WANT_FROM:
             cap *= SMALL_LIMIT_PATIENCE
         self.misses += 1
+        self.is_full = now >= self.closed_until
         self.cool_until = now + Backoff(REFUSAL_BASE, cap).spread(self.misses, jitter)
 
     def served(self, slots: int) -> None:
         """Ask for twice as many the next time, because the ledger granted all of them."""
         self.misses = 0
+        self.is_full = False
         self.chunk = min(slots, 2 * self.chunk)
 
     def forfeit(self) -> None:
@@ -305,6 +314,18 @@ class ReservePolicy:
             elif self._is_over(lease, now):
                 del self._leases[lease.job_id]
         return fenced
+
+    def state(self, lane: Lane, now: float) -> PermitState:
+        """Tell of a ledger that is closed, or refused the last time that it was asked for more."""
+        lease = self._by_lane.get(lane)
+        if lease is None:
+            return PermitState()
+        if lease.permits > lease.busy:
+            return PermitState(lease.permits)
+        if now < lease.closed_until:
+            return PermitState(lease.permits, RunWaitReason.PERMITS_CLOSED, lease.closed_until)
+        is_full = lane.busy >= lane.limit or lease.is_full
+        return PermitState(lease.permits, RunWaitReason.MAX_INFLIGHT if is_full else None)
 
     async def leave(self, lane: Lane) -> None:
         """Give back what no message of the job uses; forget the lane once it is idle."""

@@ -77,6 +77,7 @@ class Backlog:
 COUNTER, GAUGE = "counter", "gauge"
 
 # The programs that serve a metric.
+SERVERS = "conveyor-dev, conveyor api"
 EVERY_SERVER = "conveyor-dev, conveyor api, conveyor worker"
 WORKERS = "conveyor-dev, conveyor worker"
 PRODUCTION = "conveyor api, conveyor worker"
@@ -163,7 +164,7 @@ METRICS: dict[str, MetricInfo] = {
     "fire_late_seconds": MetricInfo(
         GAUGE, "Seconds from the time of the latest fire to its run", served_by=WORKERS
     ),
-    "store_rows_read": MetricInfo(COUNTER, "Task rows that reads touched"),
+    "store_rows_read": MetricInfo(COUNTER, "Task, job and run rows that reads touched"),
     "store_rows_returned": MetricInfo(
         COUNTER,
         "Task rows that reads gave back, without those read for a page that are not on it; "
@@ -185,6 +186,8 @@ METRICS: dict[str, MetricInfo] = {
         "those of all runs with work, so not to be added up over workers",
         served_by=WORKERS,
     ),
+    "streams": MetricInfo(GAUGE, "Streams of progress that are open", served_by=SERVERS),
+    "stream_reads": MetricInfo(COUNTER, "Reads of runs for streams", served_by=SERVERS),
     "wal_bytes": MetricInfo(GAUGE, "Size of the database's write-ahead log", served_by=DEVELOPMENT),
     "loop_lag_seconds": MetricInfo(
         GAUGE, "Latest lag of the event loop, measured four times a second"

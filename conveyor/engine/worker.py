@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -13,6 +14,7 @@ from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import log_and_continue
 from conveyor.engine.discovery import Discovery
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.reporter import WorkerReporter
 from conveyor.engine.telemetry import LoopLag
 from conveyor.ports.clock import Clock
 
@@ -106,6 +108,15 @@ class OverlappingTicker:
         await self._act(self._group)
 
 
+class Beside(NamedTuple):
+    """The work of a worker beside its dispatcher: tickers, those whose work goes on meanwhile, and
+    what says what it does."""
+
+    tickers: Sequence[Ticker] = ()
+    overlapping: Sequence[OverlappingTicker] = ()
+    reporter: WorkerReporter | None = None
+
+
 class Worker:
     """Run one dispatcher until it is stopped, and measure the `lag` of its event loop meanwhile.
     `outages` tells what its work waits for."""
@@ -117,8 +128,7 @@ class Worker:
         clock: Clock,
         *,
         heartbeat: float,
-        tickers: Sequence[Ticker] = (),
-        overlapping: Sequence[OverlappingTicker] = (),
+        beside: Beside = Beside(),  # noqa: B008  (immutable)
         outages: Outages | None = None,
     ) -> None:
         self.outages = outages or Outages(clock)
@@ -126,8 +136,7 @@ class Worker:
         self._discovery = discovery
         self._clock = clock
         self._heartbeat = heartbeat
-        self._tickers = tickers
-        self._overlapping = overlapping
+        self._tickers, self._overlapping, self._reporter = beside
         self._stopped_at = 0.0
         self.lag = LoopLag(clock)
 
@@ -141,6 +150,8 @@ class Worker:
             siblings.start_soon(self._discovery.run)
             siblings.start_soon(self._beat)
             siblings.start_soon(self._tick)
+            if self._reporter is not None:
+                siblings.start_soon(self._reporter.run)
             for ticker in self._tickers:
                 siblings.start_soon(ticker.run)
             for overlapping in self._overlapping:
@@ -150,6 +161,8 @@ class Worker:
                 left = self._stopped_at + grace - self._clock.monotonic()
                 await wait_or_timeout(overlapping.ended, self._clock, max(left, 0.0))
             siblings.cancel_scope.cancel()
+        if self._reporter is not None:
+            await self._reporter.leave()
 
     def stop(self) -> None:
         """Begin to stop; `run` returns once everything is given back."""

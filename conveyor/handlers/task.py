@@ -295,7 +295,12 @@ class TaskHandler(StagedHandler):
                 held.trace.part("claim", request.now, self._clock.now())
             return held
         if isinstance(claim, ClaimedElsewhere):
-            return Outcome(hide_for=max(0.0, (claim.until - request.now) / 1000))
+            later = claim.is_due_later
+            return Outcome(
+                hide_for=max(0.0, (claim.until - request.now) / 1000),
+                waiting=WaitReason.BACKOFF if later else None,
+                is_claimed=not later,
+            )
         if claim.run_status is not None:
             settled = Settled(True, claim.run_status)
             return self._ended(request.run_id, request.task_id, None, settled)
@@ -695,7 +700,8 @@ class TaskHandler(StagedHandler):
             return ACKNOWLEDGE
         # Not for longer than was meant, if the clock was set back meanwhile.
         now = max(self._clock.now(), held.started_at)
-        return Outcome(hide_for=max(0.0, (settlement.not_before - now) / 1000))
+        hide_for = max(0.0, (settlement.not_before - now) / 1000)
+        return Outcome(hide_for=hide_for, waiting=settlement.waiting)
 
     def _ended(
         self, run_id: str, task_id: str, held: ClaimedTask | None, settled: Settled

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
+from conveyor.http.event_streams import STREAM_ROUTES
 from conveyor.http.inbox import Inbox
 from conveyor.http.middleware import (
     AccessLog,
@@ -24,7 +25,10 @@ from conveyor.http.middleware import (
     RequestTraces,
     routing_problem,
 )
+from conveyor.http.pages.actions import Actions
 from conveyor.http.pages.documents import page_routes
+from conveyor.http.pages.routes import Dashboard
+from conveyor.http.pages.session import SessionOptions, Sessions
 from conveyor.http.request import (
     BODY_SECONDS,
     BodyLimits,
@@ -49,6 +53,7 @@ from conveyor.service.service import Service
 V1_ROUTES: dict[str, dict[str, Handler]] = {
     **JOB_ROUTES,
     **RUN_ROUTES,
+    **STREAM_ROUTES,
     **INPUT_ROUTES,
     **EXPORT_ROUTES,
     **SIGNING_ROUTES,
@@ -65,7 +70,8 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is. /readyz names what is `away`. A development server has an `inbox`.
+    is. /readyz names what is `away`. A development server has an `inbox`. Without `sessions` there
+    is no dashboard.
     """
 
     allowed_hosts: Collection[str]
@@ -76,6 +82,7 @@ class AppOptions:
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
     inbox: Inbox | None = None
+    sessions: SessionOptions | None = None
     tracer: Tracer = NO_TRACER
 
 
@@ -93,7 +100,7 @@ def create_app(
     path.
     """
     app = Starlette(
-        routes=_routes(service, registry, ready, options),
+        routes=_routes(service, registry, ready, options) + _pages(service, clock, options),
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock),
@@ -135,12 +142,31 @@ def _routes(
     routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
     routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
     routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
-    pages = page_routes(service.options.public_origin, has_metrics=registry is not None)
+    pages = page_routes(
+        service.options.public_origin,
+        has_metrics=registry is not None,
+        has_dashboard=options.sessions is not None,
+    )
     for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
     if options.inbox is not None:
         routes += options.inbox.routes()
     return routes
+
+
+def _pages(service: Service, clock: Clock, options: AppOptions) -> list[Route]:
+    if options.sessions is None:
+        return []
+    sessions = Sessions(
+        service,
+        clock,
+        options.sessions,
+        api_keys=options.api_keys,
+        rate_limit=options.rate_limit,
+    )
+    dashboard = Dashboard(service, sessions)
+    actions = Actions(service, dashboard, sessions)
+    return actions.routes() + dashboard.routes()
 
 
 def _endpoint(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +27,12 @@ ANY = "any"
 """Value of the setting that accepts any key."""
 LONGEST = 4_194_304
 """Bytes of the file to read at most."""
+API_KEYS = "CONVEYOR_API_KEYS"
+OPERATOR_KEYS = "CONVEYOR_OPERATOR_KEYS"
+ACTS = "acts"
+"""The word behind the hash of an operator who may change jobs."""
+
+_TAKES = {API_KEYS: "any, hashes of keys", OPERATOR_KEYS: "hashes of keys"}
 
 _log = logging.getLogger("conveyor.http")
 
@@ -54,10 +62,10 @@ class AnyKey:
 
 
 class HashedKeys:
-    """Accepts the keys with these hashes."""
+    """Accepts the keys of these lines: by hash, what stands behind it."""
 
-    def __init__(self, hashes: frozenset[str]) -> None:
-        self._hashes = hashes
+    def __init__(self, lines: Mapping[str, str]) -> None:
+        self._lines = lines
 
     def knows(self, api_key: str) -> bool:
         """Tell whether the hash of the key is one of them."""
@@ -65,36 +73,37 @@ class HashedKeys:
 
     def knows_hash(self, hashed: str) -> bool:
         """Tell whether the hash is one of them."""
-        return hashed in self._hashes
+        return self.words(hashed) is not None
+
+    def words(self, hashed: str) -> str | None:
+        """Return what stands behind a hash in its line; None if it is not there."""
+        return self._lines.get(hashed)
 
 
-class KeyFile:
+class KeyFile(HashedKeys):
     """Accepts the keys whose hashes a file holds; a change of the file counts from the next
     request.
 
     If the file later disappears or is damaged, the keys read before stay accepted. Raises
-    ConveyorError(invalid_argument) if it cannot be read at first.
+    ConveyorError(invalid_argument) if it cannot be read at first, naming the setting.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, variable: str) -> None:
+        super().__init__(_read(path, variable))
         self._path = path
+        self._variable = variable
         self._seen = self._state()
-        self._hashes = _read(path)
 
-    def knows(self, api_key: str) -> bool:
-        """Tell whether the hash of the key is in the file."""
-        return self.knows_hash(key_hash(api_key))
-
-    def knows_hash(self, hashed: str) -> bool:
-        """Tell whether the hash is in the file."""
+    def words(self, hashed: str) -> str | None:
+        """Return what stands behind a hash in its line; None if it is not in the file."""
         state = self._state()
         if state != self._seen:
             self._seen = state
             try:
-                self._hashes = _read(self._path)
+                self._lines = _read(self._path, self._variable)
             except ConveyorError as error:
                 _log.error("keeping the earlier API keys: %s", error.detail)
-        return hashed in self._hashes
+        return super().words(hashed)
 
     def _state(self) -> tuple[int, int, int] | None:
         try:
@@ -110,39 +119,73 @@ def open_api_keys(text: str) -> ApiKeys:
 
     Raises ConveyorError(invalid_argument).
     """
-    if text == ANY:
-        return AnyKey()
-    if "\n" in text or is_key_hash(text.partition(",")[0].strip()):
-        return HashedKeys(_hashes(text.replace(",", "\n"), "holds a text"))
-    return KeyFile(Path(text))
+    return AnyKey() if text == ANY else _open_keys(text, API_KEYS)
 
 
-def _read(path: Path) -> frozenset[str]:
+def _open_keys(text: str, variable: str) -> HashedKeys:
+    first = text.partition(",")[0].strip().partition(" ")[0]
+    if "\n" in text or is_key_hash(first):
+        return HashedKeys(_lines(text.replace(",", "\n"), variable, "holds a text"))
+    return KeyFile(Path(text), variable)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Somebody who sees all callers on pages, and changes their jobs if `acts`; known by the hash
+    of a key."""
+
+    hashed: str
+    acts: bool
+
+
+class Operators:
+    """The operators that CONVEYOR_OPERATOR_KEYS names; nobody without keys."""
+
+    def __init__(self, keys: HashedKeys | None = None) -> None:
+        self._keys = keys
+
+    def find(self, api_key: str) -> Operator | None:
+        """Return the operator with a key, None if there is none."""
+        hashed = key_hash(api_key)
+        words = None if self._keys is None else self._keys.words(hashed)
+        return None if words is None else Operator(hashed, words.partition(" ")[0] == ACTS)
+
+
+def open_operator_keys(text: str) -> Operators:
+    """Parse CONVEYOR_OPERATOR_KEYS, which is empty or as CONVEYOR_API_KEYS without `any`; a line
+    may say `acts` behind its hash.
+
+    Raises ConveyorError(invalid_argument).
+    """
+    return Operators(_open_keys(text, OPERATOR_KEYS) if text else None)
+
+
+def _read(path: Path, variable: str) -> dict[str, str]:
     try:
         with path.open("rb") as file:
             text = file.read(LONGEST).decode()
     except (OSError, ValueError):
-        raise _unfit("must be any, hashes of keys, or a readable file of them") from None
-    return _hashes(text, "names a file")
+        raise _unfit(variable, f"must be {_TAKES[variable]}, or a readable file of them") from None
+    return _lines(text, variable, "names a file")
 
 
-def _hashes(text: str, source: str) -> frozenset[str]:
-    hashes = set()
+def _lines(text: str, variable: str, source: str) -> dict[str, str]:
+    found = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        word = line.strip().partition(" ")[0]
+        word, _, words = line.strip().partition(" ")
         if not word or word.startswith("#"):
             continue
         # Do not repeat the line: it may hold a key by mistake.
         if not is_key_hash(word):
-            raise _unfit(f"{source} whose line {number} does not begin with a key hash")
-        hashes.add(word.lower())
-    if not hashes:
-        raise _unfit(f"{source} without a key hash")
-    return frozenset(hashes)
+            raise _unfit(variable, f"{source} whose line {number} does not begin with a key hash")
+        found[word.lower()] = words.strip()
+    if not found:
+        raise _unfit(variable, f"{source} without a key hash")
+    return found
 
 
-def _unfit(problem: str) -> ConveyorError:
-    return ConveyorError(ErrorCode.INVALID_ARGUMENT, f"CONVEYOR_API_KEYS {problem}")
+def _unfit(variable: str, problem: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{variable} {problem}")
 
 
 async def check_rate_limit(limit: RateLimit | None, caller_id: str) -> None:

@@ -4,6 +4,9 @@ close connections on which no head of a request arrives."""
 from __future__ import annotations
 
 import asyncio
+import socket
+import weakref
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -15,6 +18,12 @@ MAX_HEAD = 65_536
 """Longest request line and headers; one read of the socket more may arrive."""
 HEAD_SECONDS = 30.0
 """Default number of seconds for the head of a request, and for the first one to begin."""
+
+
+CONNECTION = "conveyor.connection"
+"""The extension of a request's scope that refers to its GuardedProtocol, weakly."""
+SEND_BYTES = 16_384
+"""Bytes that the system is asked to hold for a reader of a stream; it takes twice as many."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -36,11 +45,24 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head = 0
         super().on_message_begin()
+        extensions: dict[str, Any] = {CONNECTION: weakref.ref(self)}
+        self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
         self._head = None
         self._stop_waiting()
         super().on_headers_complete()
+
+    def keep_little(self) -> None:
+        """Hold no more than one message of the answer for a client that does not read."""
+        self.transport.set_write_buffer_limits(high=0)
+        found = self.transport.get_extra_info("socket")
+        if found is not None and not self.transport.is_closing():
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+
+    def cut(self) -> None:
+        """Drop the connection with what is not sent yet."""
+        self.transport.abort()
 
     def _await_head(self) -> None:
         self._timer = self.loop.call_later(self.head_seconds, self.transport.close)

@@ -338,6 +338,10 @@ class Origins:
                 if not self._is_ours(host):
                     raise _refused("the Host header names another server")
             own = {f"{scheme}://{host.lower()}" for host in hosts for scheme in ("http", "https")}
+            # A form of a page that sends no referrer comes without its origin. The browser itself
+            # says whose page it was.
+            if headers.get("Sec-Fetch-Site") == "same-origin":
+                own.add("null")
             for origin in headers.getlist("Origin"):
                 if origin.lower() not in own and origin.lower() != self._public_origin:
                     raise _refused("requests from web pages of another origin are refused")

@@ -44,6 +44,7 @@ def _page_size(default: int, most: int) -> Schema:
     return _query("limit", "Most entries on a page.", schema)
 
 
+STREAM_TYPE = "text/event-stream"
 _STATES = "(pending|processing|failed|successful)"
 
 PARAMETERS: dict[str, Schema] = {
@@ -71,6 +72,11 @@ PARAMETERS: dict[str, Schema] = {
         "Only these tasks. `processing` means all that have not ended.",
         {"type": "string", "enum": list(results.FILTERS), "default": "all"},
     ),
+    "FailureGroup": _query(
+        "group",
+        "Only tasks of these failure groups, as a comma list; needs `status=failed`.",
+        {"type": "string", "pattern": "^[^,]+(,[^,]+)*$"},
+    ),
     "RerunStatus": _query(
         "status",
         "The states of the tasks to redo, as a comma list; the others are inherited. "
@@ -84,6 +90,13 @@ PARAMETERS: dict[str, Schema] = {
         required=True,
     ),
     "Signature": _query("signature", "What makes it valid.", {"type": "string"}, required=True),
+    "LastEventId": {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "required": False,
+        "description": "The id of the event that was seen last; what is no number counts as none.",
+        "schema": {"type": "string"},
+    },
     "IdempotencyKey": {
         "name": "Idempotency-Key",
         "in": "header",
@@ -253,7 +266,7 @@ _ON_JOBS = (
         success=201,
         later=True,
         answer="Rerun",
-        parameters=("RerunStatus", "IdempotencyKey"),
+        parameters=("RerunStatus", "FailureGroup", "IdempotencyKey"),
         note=(
             "201 where the rows are written, 202 where they follow; a `status` makes it partial. "
             "A scheduled job without a run gets one of its list."
@@ -288,6 +301,34 @@ _ON_RUNS = (
         answer="Run",
         note="A deleted run is a tombstone until it is gone.",
         refusals=(ErrorCode.NOT_FOUND,),
+    ),
+    *(
+        Operation(
+            method="get",
+            path=path,
+            id=id,
+            summary=summary,
+            media_type=STREAM_TYPE,
+            parameters=("LastEventId",),
+            note=note,
+            refusals=refusals,
+        )
+        for path, id, summary, note, refusals in (
+            (
+                f"{_RUN}/events",
+                "streamJobRun",
+                "Follow a run by server-sent events, until it has ended",
+                "`run` has the run as GET shows it, at once and after changes; then `end`.",
+                (ErrorCode.NOT_FOUND,),
+            ),
+            (
+                "/v1/events",
+                "streamRuns",
+                "Follow the runs that changed last by server-sent events",
+                "As for one run, and without an end. `reset` says that some changes were missed.",
+                (),
+            ),
+        )
     ),
     Operation(
         method="delete",
@@ -328,8 +369,21 @@ _ON_RESULTS = (
         "Results",
         "List results in submission order",
         answer="ResultsPage",
-        parameters=("ResultStatus", "ResultLimit", "Cursor"),
-        refusals=(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
+        parameters=("ResultStatus", "FailureGroup", "ResultLimit", "Cursor"),
+        note="`no_matching_tasks` for a group that the run does not have.",
+        refusals=(
+            ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.NOT_FOUND,
+            ErrorCode.NO_MATCHING_TASKS,
+        ),
+    ),
+    Operation(
+        method="get",
+        path=f"{_RUN}/failures",
+        id="getRunFailures",
+        summary="Read the failed tasks of a run by kind, the most frequent kind first",
+        answer="Failures",
+        refusals=(ErrorCode.NOT_FOUND,),
     ),
     *_of_both_runs(
         "/tasks/{task_id}/content",

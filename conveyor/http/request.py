@@ -33,17 +33,12 @@ from conveyor.service.service import Service
 
 
 @dataclass(frozen=True, slots=True)
-class RequestContext:
-    """The argument of a handler. Its ids raise ConveyorError(not_found) if they are malformed."""
+class PathIds:
+    """The ids in the path of a request. They raise ConveyorError(not_found) if they are
+    malformed."""
 
     request: Request
     service: Service
-    caller: Caller
-
-    @property
-    def caller_id(self) -> str:
-        """Return the id of the caller."""
-        return self.caller.caller_id
 
     @property
     def job_id(self) -> str:
@@ -78,6 +73,18 @@ class RequestContext:
         if not ids.is_ulid(value):
             raise not_found(what)
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext(PathIds):
+    """The argument of a handler."""
+
+    caller: Caller
+
+    @property
+    def caller_id(self) -> str:
+        """Return the id of the caller."""
+        return self.caller.caller_id
 
 
 Handler = Callable[[RequestContext], Awaitable[Response]]

@@ -22,8 +22,9 @@ from conveyor.http.request import (
 )
 from conveyor.http.routes_files import content_response
 from conveyor.service import results
+from conveyor.service.failures import parse_groups
 from conveyor.service.jobs import DEFAULT_PAGE, JOB_TYPES, MAX_PAGE
-from conveyor.service.reruns import parse_statuses
+from conveyor.service.reruns import parse_choice
 
 
 async def list_runs(call: RequestContext) -> Response:
@@ -53,15 +54,23 @@ async def delete_run(call: RequestContext) -> Response:
 async def list_results(call: RequestContext) -> Response:
     """List a page of results."""
     params = call.request.query_params
+    status = word(params, "status", results.FILTERS) or "all"
     page = await call.service.results.page(
         call.caller_id,
         call.job_id,
         call.run_id,
-        status=word(params, "status", results.FILTERS) or "all",
+        status=status,
+        groups=parse_groups(text(params, "group"), results.FILTERS[status]),
         cursor=cursor(params),
         limit=page_size(params, default=results.DEFAULT_PAGE, most=results.MAX_PAGE),
     )
     return json_response(page)
+
+
+async def list_failures(call: RequestContext) -> Response:
+    """List the failure groups of a run."""
+    found = await call.service.failures.of_run(call.caller_id, call.job_id, call.run_id)
+    return json_response(found)
 
 
 async def content(call: RequestContext) -> Response:
@@ -85,6 +94,7 @@ RUN_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs/{job_id}/runs/{run_id}": {"GET": get_run, "DELETE": delete_run},
     "/v1/jobs/{job_id}/results": {"GET": list_results},
     "/v1/jobs/{job_id}/runs/{run_id}/results": {"GET": list_results},
+    "/v1/jobs/{job_id}/runs/{run_id}/failures": {"GET": list_failures},
     "/v1/jobs/{job_id}/tasks/{task_id}/content": {"GET": content},
     "/v1/jobs/{job_id}/runs/{run_id}/tasks/{task_id}/content": {"GET": content},
     "/v1/jobs/{job_id}/tasks/{task_id}/history": {"GET": history},
@@ -165,7 +175,8 @@ async def resume(call: RequestContext) -> Response:
 async def rerun(call: RequestContext) -> Response:
     """Start a new run from the latest one."""
     job_id = call.job_id
-    statuses = parse_statuses(text(call.request.query_params, "status"))
+    params = call.request.query_params
+    choice = parse_choice(text(params, "status"), text(params, "group"))
     body = await read_body(call.request)
     if body.joined().strip() not in (b"", b"{}"):
         raise ConveyorError(
@@ -173,7 +184,7 @@ async def rerun(call: RequestContext) -> Response:
         )
     keyed = keyed_request(call.request, call.caller_id, body)
     return given_response(
-        await call.service.reruns.rerun(call.caller, job_id, statuses=statuses, keyed=keyed)
+        await call.service.reruns.rerun(call.caller, job_id, choice=choice, keyed=keyed)
     )
 
 

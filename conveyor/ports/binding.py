@@ -24,7 +24,14 @@ from conveyor.ports.outbox import Callbacks, Outbox
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import Queues, Signals
-from conveyor.ports.records import ApiRuns, Idempotency, JobReader, JobWriter, WorkerRuns
+from conveyor.ports.records import (
+    ApiRuns,
+    Idempotency,
+    JobReader,
+    JobWriter,
+    RunWrites,
+    WorkerRuns,
+)
 from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
@@ -61,7 +68,8 @@ class Binding:
 
     `root_secret` is the same in every process of a fleet, and all other secrets are derived from
     it. Callers' keys are sealed with the first of `sealing_secrets`, or with the root secret if the
-    tuple is empty. Without a `pipeline`, each task is claimed and settled by itself.
+    tuple is empty. Without a `pipeline`, each task is claimed and settled by itself. Without
+    `run_writes`, runs that are watched are read again and again.
     """
 
     jobs: Jobs
@@ -85,4 +93,5 @@ class Binding:
     root_secret: bytes
     sealing_secrets: tuple[bytes, ...] = ()
     pipeline: Pipeline | None = None
+    run_writes: RunWrites | None = None
     aclose: Callable[[], Awaitable[None]]

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import WaitReason
 from conveyor.ports.queues import Delivery
 
 
@@ -16,11 +17,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `drop_queue` is called once the message is acknowledged, and removes its queue: the run has
     ended, and its messages mean nothing any more. A worker that is lost before that call leaves the
-    queue to the sweeper.
+    queue to the sweeper. Of a hidden message, `waiting` says why its row waits, `is_claimed` that
+    the row is under another claim; with neither, something broke.
     """
 
     hide_for: float | None = None
     drop_queue: Callable[[], Awaitable[None]] | None = None
+    waiting: WaitReason | None = None
+    is_claimed: bool = False
 
 
 ACKNOWLEDGE = Outcome()

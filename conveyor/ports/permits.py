@@ -38,14 +38,16 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
 
     If `granted` is True, the holder has the count it asked for, under a fresh lease; otherwise
     nothing was changed and nothing renewed. `free` counts permits that nobody holds; it is 0 while
-    a ledger that came back empty cannot know. `holders` counts holders with at least one permit,
-    `wanting` those that want more; both include the caller if it is one of them.
+    a ledger that came back empty cannot know, which lasts for `closed_for` seconds more. `holders`
+    counts holders with at least one permit, `wanting` those that want more; both include the caller
+    if it is one of them.
     """
 
     granted: bool
     free: int
     holders: int
     wanting: int
+    closed_for: float = 0.0
 
 
 class Permits(Protocol):

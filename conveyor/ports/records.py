@@ -7,7 +7,7 @@ exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -276,6 +276,15 @@ class RunChanges(Protocol):
     ) -> list[ChangedRun]:
         """Return at most `limit` runs, the latest change first, strictly below `before`; with
         `live`, only live ones. `caller` of None means all callers."""
+        ...
+
+
+class RunWrites(Protocol):
+    """Word of the writes to runs, for streams, where one process alone writes."""
+
+    def on_write(self, tell: Callable[[Collection[str], bool], None]) -> None:
+        """Call a function after writes: with the ids of the runs, and with True if one of them is
+        new or changed its status or pause. Some of the writes may have been undone."""
         ...
 
 

@@ -25,10 +25,12 @@ class Claimed(msgspec.Struct, frozen=True):
 class ClaimedElsewhere(msgspec.Struct, frozen=True):
     """Another worker's live claim, or a retry that is not due yet.
 
-    The message is to be hidden until `until`, in milliseconds since the epoch.
+    The message is to be hidden until `until`, in milliseconds since the epoch. `is_due_later`: the
+    row waits for that instant, and nobody has claimed it.
     """
 
     until: int
+    is_due_later: bool = False
 
 
 class NotClaimable(msgspec.Struct, frozen=True):

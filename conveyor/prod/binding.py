@@ -14,17 +14,18 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.permits import Permits
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import JobLookup
+from conveyor.ports.workers import Workers
 from conveyor.prod.aws.boto import open_clients
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.permits import DynamoPermits
+from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.job_cache import CachedJobs
-from conveyor.prod.redis.permits import RedisPermits
+from conveyor.prod.redis.permits import RedisPermits, RedisWorkers
 from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.s3.blobs import S3Blobs
@@ -126,6 +127,7 @@ async def open_binding(
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
             signals=EndSignals(),
+            workers=_workers(options, table, server, clock),
             root_secret=options.root_secret,
             sealing_secrets=await _sealing_secrets(aws, table, options),
             aclose=stack.pop_all().aclose,
@@ -218,6 +220,14 @@ def _permits(
             ErrorCode.INVALID_ARGUMENT, "a ledger in Redis needs CONVEYOR_REDIS_URL"
         )
     return RedisPermits(server, environment=options.environment)
+
+
+def _workers(
+    options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
+) -> Workers:
+    if server is None:
+        return DynamoWorkers(table, clock)
+    return RedisWorkers(server, environment=options.environment)
 
 
 def _rate_limit(options: ProdOptions, server: RedisServer | None) -> RateLimit | None:

@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 
 from conveyor.aio.concurrency import for_each
 from conveyor.domain.ids import MAX_INDEX
-from conveyor.domain.model import Task, TaskStatus
+from conveyor.domain.model import GroupFilter, Task, TaskStatus
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.tasks import TaskReader
 
@@ -319,7 +319,11 @@ class _Merge(Generic[Row]):
 
 
 def task_reader(
-    tasks: TaskReader, run_id: str, *, statuses: frozenset[TaskStatus] | None
+    tasks: TaskReader,
+    run_id: str,
+    *,
+    statuses: frozenset[TaskStatus] | None,
+    groups: GroupFilter | None = None,
 ) -> Read[Task]:
     """Return a function that reads a stretch of one shard of a run, for the functions above."""
 
@@ -331,6 +335,7 @@ def task_reader(
             after=wanted.after if wanted.after >= 0 else None,
             limit=wanted.limit,
             most_read=wanted.most_read,
+            groups=groups,
         )
         return ShardRows(page.tasks, page.next_index, page.rows_read)
 

@@ -1,4 +1,4 @@
-"""The banner of a development server: at most nine lines, one JSON line, or nothing."""
+"""The banner of a development server: at most ten lines, one JSON line, or nothing."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 
 
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
-    """Return at most nine labelled lines; they tell each rule that is looser than in production."""
+    """Return at most ten labelled lines; they tell each rule that is looser than in production."""
     private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
     found = path_line(sysconfig.get_path("scripts"))
     fetched = "; private addresses are fetched" if settings.allow_private else ""
     lines = [
         ("API", info.api),
+        *([("pages", info.pages)] if info.pages else []),
         ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
@@ -55,7 +56,8 @@ def path_line(scripts: str) -> str | None:
 
 
 def json_line(info: ServerInfo) -> str:
-    """Return the banner for programs: api, pid, data_dir, gateway, and inbox if there is one."""
+    """Return the banner for programs: api, pid, data_dir, gateway, and pages
+    and inbox if there are any."""
     import msgspec
 
     document = {
@@ -63,6 +65,7 @@ def json_line(info: ServerInfo) -> str:
         "pid": info.pid,
         "data_dir": os.path.abspath(info.data_dir),
         "gateway": without_secrets(info.gateway),
+        **({"pages": info.pages} if info.pages else {}),
         **({"inbox": info.inbox} if info.inbox else {}),
     }
     return msgspec.json.encode(document).decode()

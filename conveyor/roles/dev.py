@@ -29,7 +29,8 @@ _log = logging.getLogger("conveyor.roles")
 
 class ServerInfo(msgspec.Struct, frozen=True):
     """Address and process of a server that is ready; `slots` says why it has fewer than were asked
-    for, if it has. `inbox` is the URL of its receiver, empty on an address beyond loopback."""
+    for, if it has. `inbox` is the URL of its receiver, empty on an address beyond loopback, `pages`
+    that of the dashboard, empty without one."""
 
     api: str
     pid: int
@@ -37,6 +38,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     gateway: str
     slots: str = ""
     inbox: str = ""
+    pages: str = ""
 
 
 def run(
@@ -88,6 +90,7 @@ async def serve(
                 data_dir=str(runtime.data_dir),
                 gateway=settings.gateway if gateway is None else "fake",
                 inbox=runtime.inbox,
+                pages=f"{origin}/dashboard" if settings.dashboard else "",
             )
             await _serve(runtime, listener, stop, lambda: on_ready(info), settings.shutdown_grace)
         finally:
@@ -120,10 +123,13 @@ async def _serve(
         runtime.readiness.yes = False
         runtime.hurry()
         runtime.worker.stop()
+        # A stream never ends by itself, and the server waits for its connections.
+        await runtime.progress.end()
         server.should_exit = True
 
     async with anyio.create_task_group() as group:
         group.start_soon(work)
+        group.start_soon(runtime.progress.run)
         group.start_soon(end)
         await server.serve(sockets=[listener])
         stop.set()

@@ -407,6 +407,7 @@ async def _answer(
     clock: Clock,
     grace: float,
 ) -> None:
+    progress = runtime.progress
     linger = grace * LINGER
     left = max(HTTP_GRACE, int(grace - linger))
     server = HttpServer(
@@ -422,9 +423,14 @@ async def _answer(
         runtime.readiness.yes = False
         await clock.sleep(linger)
         UVICORN_LOG.setLevel(logging.CRITICAL)
+        if progress is not None:
+            # A stream never ends by itself, and the server waits for its connections.
+            await progress.end()
         server.should_exit = True
 
     async with _agreeing(runtime, stop, clock) as group:
+        if progress is not None:
+            group.start_soon(progress.run)
         group.start_soon(end)
         group.start_soon(runtime.lag.run)
         await server.serve(sockets=[listener])

@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conveyor.domain.api_keys import KeySealer, derive_key, is_valid_key
+from conveyor.domain.api_keys import KeySealer, Sealer, derive_key, is_valid_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.signatures import SigningKeySealer
 
@@ -28,8 +28,10 @@ class Keyring:
     links: tuple[bytes, ...]
     uploads: tuple[bytes, ...]
     exports: tuple[bytes, ...]
+    forms: tuple[bytes, ...]
     sealer: KeySealer
     signing: SigningKeySealer
+    sign_ins: Sealer
 
 
 def derive_keyring(root_secrets: Sequence[bytes], sealing: Sequence[bytes] = ()) -> Keyring:
@@ -41,8 +43,10 @@ def derive_keyring(root_secrets: Sequence[bytes], sealing: Sequence[bytes] = ())
         links=tuple(derive_key(secret, "links") for secret in root_secrets),
         uploads=tuple(derive_key(secret, "uploads") for secret in root_secrets),
         exports=tuple(derive_key(secret, "exports") for secret in root_secrets),
+        forms=tuple(derive_key(secret, "forms") for secret in root_secrets),
         sealer=KeySealer([*sealing, *root_secrets]),
         signing=SigningKeySealer([*sealing, *root_secrets]),
+        sign_ins=Sealer([*sealing, *root_secrets], "signin"),
     )
 
 

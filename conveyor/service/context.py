@@ -17,11 +17,13 @@ from conveyor.ports.deliveries import DeliveryLog
 from conveyor.ports.exports import ExportRequests
 from conveyor.ports.inputs import InputSlots
 from conveyor.ports.queues import Queues, Signals
-from conveyor.ports.records import ApiRuns, Idempotency
+from conveyor.ports.records import ApiRuns, Idempotency, RunWrites
 from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskReader, UnfinishedTasks
+from conveyor.ports.workers import Workers
 from conveyor.service.callers import Keyring
+from conveyor.service.waiting import RunWaits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,9 @@ class ServiceOptions:
     input_ttl: float = 86_400.0
     export_ttl: float = 43_200.0
     max_export_bytes: int = 107_374_182_400
+    heartbeat: float = 10.0
+    max_streams: int = 1_000
+    max_caller_streams: int = 20
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
@@ -102,6 +107,12 @@ class ApiPorts(Protocol):
     def signals(self) -> Signals: ...
 
     @property
+    def workers(self) -> Workers: ...
+
+    @property
+    def run_writes(self) -> RunWrites | None: ...
+
+    @property
     def root_secret(self) -> bytes: ...
 
     @property
@@ -110,7 +121,8 @@ class ApiPorts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The roles of the store, the clock, the options and the keys, and what is away."""
+    """The roles of the store, the clock, the options and the keys, what is away, and what runs wait
+    for."""
 
     jobs: Jobs
     runs: ApiRuns
@@ -120,9 +132,11 @@ class Context:
     deliveries: DeliveryLog
     schedules: Schedules
     blobs: Blobs
+    workers: Workers
     clock: Clock
     options: ServiceOptions
     keyring: Keyring
+    waits: RunWaits
     outages: Callable[[], Sequence[Outage]] = tuple
 
     def outage(self) -> Outage | None:

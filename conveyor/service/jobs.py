@@ -5,11 +5,13 @@ Pages come newest first.
 
 from __future__ import annotations
 
+from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.deliveries import MOST_JUDGED, EventDelivery
-from conveyor.domain.errors import not_found
+from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import JobStatus, Run
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.deliveries import DeliveryFilter
+from conveyor.service.callers import Caller
 from conveyor.service.context import Context, template_is_fixed
 from conveyor.service.deliveries import drop_owed
 from conveyor.service.notifier import WorkNotifier
@@ -39,7 +41,8 @@ class JobQueries:
             newest = await self._context.deliveries.list_deliveries(
                 DeliveryFilter(caller=caller_id, job_id=job_id), limit=MOST_JUDGED
             )
-        return job_body(view, self._context.outage(), newest)
+        waits = await self._context.waits.look()
+        return job_body(view, self._context.outage(), newest, waits=waits)
 
     async def list_jobs(
         self,
@@ -63,7 +66,9 @@ class JobQueries:
         following = None
         if len(views) > limit:
             following = self._cursors.encode(views[limit - 1].job.job_id, scope=scope)
-        return JobsPage([job_body(view) for view in views[:limit]], present(following))
+        waits = await self._context.waits.look()
+        shown = [job_body(view, waits=waits) for view in views[:limit]]
+        return JobsPage(shown, present(following))
 
     async def get_run(self, caller_id: str, job_id: str, run_id: str) -> RunBody:
         """Return a run, also while it is being deleted. Raises ConveyorError(not_found)."""
@@ -71,7 +76,12 @@ class JobQueries:
         run = await self._context.runs.get_run(caller_id, job_id, run_id)
         if run is None:
             raise not_found("run")
-        return run_body(run, self._context.outage())
+        return await self.show(run)
+
+    async def show(self, run: Run) -> RunBody:
+        """Return a run that was read, as the wire shows it by itself."""
+        waits = await self._context.waits.look()
+        return run_body(run, self._context.outage(), waits=waits)
 
     async def list_runs(
         self, caller_id: str, job_id: str, *, cursor: str | None, limit: int
@@ -87,7 +97,9 @@ class JobQueries:
         following = None
         if len(runs) > limit:
             following = self._cursors.encode(str(runs[limit - 1].run_sequence), scope=scope)
-        return RunsPage([run_body(run) for run in runs[:limit]], present(following))
+        waits = await self._context.waits.look()
+        shown = [run_body(run, waits=waits) for run in runs[:limit]]
+        return RunsPage(shown, present(following))
 
     def _before(self, cursor: str, scope: str) -> int:
         position = self._cursors.decode(cursor, scope=scope)
@@ -105,6 +117,19 @@ class JobCommands:
         self._runs = context.runs
         self._notifier = notifier
 
+    async def owner(self, job_id: str) -> Caller:
+        """Return the caller of a job, with the key that it was submitted with.
+
+        Raises ConveyorError: not_found; conflict if no secret of this server opens the key.
+        """
+        job = await self._jobs.find_job(job_id)
+        if job is None:
+            raise not_found("job")
+        try:
+            return Caller(job.caller, self._context.keyring.sealer.unseal(job))
+        except UnsealError as error:
+            raise ConveyorError(ErrorCode.CONFLICT, str(error)) from None
+
     async def close(self, caller_id: str, job_id: str) -> JobBody:
         """Close a job to further tasks. Raises ConveyorError: not_found; job_not_open on a
         scheduled job."""
@@ -117,14 +142,14 @@ class JobCommands:
             self._notifier.run_changed(run.run_id)
         elif run is not None:
             self._notifier.run_completed(run.run_id)
-        return job_body(view)
+        return job_body(view, waits=await self._context.waits.look())
 
     async def stop(self, caller_id: str, job_id: str) -> RunBody:
         """End the latest run. Raises ConveyorError: not_found; run_not_stoppable; no_prior_run."""
         await self._context.live_job(caller_id, job_id)
         run = await self._runs.stop_run(caller_id, job_id, now=self._context.clock.now())
         await self._notifier.run_ended(run.run_id)
-        return run_body(run)
+        return run_body(run, waits=await self._context.waits.look())
 
     async def pause(self, caller_id: str, job_id: str, *, paused: bool) -> RunBody:
         """Pause the latest run, or resume it. Raises ConveyorError: not_found; conflict;
@@ -137,7 +162,7 @@ class JobCommands:
             self._notifier.run_paused(run.run_id)
         else:
             self._notifier.run_changed(run.run_id)
-        return run_body(run)
+        return run_body(run, waits=await self._context.waits.look())
 
     async def delete_job(self, caller_id: str, job_id: str) -> None:
         """Make a job a tombstone, have it scrubbed, and drop the events that it owes. Raises

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import msgspec
 from msgspec import structs
 
 from conveyor.domain.api_keys import NONCE_LENGTH
@@ -14,9 +17,11 @@ from conveyor.ports.schedules import ScheduleChange
 from conveyor.ports.tracing import TRACEPARENT
 from conveyor.service.callers import Caller
 from conveyor.service.context import Context
+from conveyor.service.failures import known_groups, parse_groups
 from conveyor.service.idempotency import IdempotencyClaim, IdempotentRequests, KeyedRequest, Reply
 from conveyor.service.notifier import WorkNotifier
 from conveyor.service.responses import encode, first_rerun_body, made_run, rerun_body
+from conveyor.service.waiting import Waits
 
 CLAIM_WAIT = 5.0
 """Seconds that a small rerun waits for calls in flight of the run it replays. For a large one, the
@@ -32,6 +37,14 @@ _PAUSES = Backoff(0.05, 0.5)
 _DAY = 86_400_000
 
 
+class TaskChoice(msgspec.Struct, frozen=True):
+    """The tasks of a run to start afresh: those in `statuses`, of None all; with `groups`, those of
+    these failure groups alone."""
+
+    statuses: frozenset[TaskStatus] | None = None
+    groups: frozenset[str] | None = None
+
+
 class Reruns:
     """Reruns, full and partial."""
 
@@ -45,17 +58,17 @@ class Reruns:
         caller: Caller,
         job_id: str,
         *,
-        statuses: frozenset[TaskStatus] | None,
+        choice: TaskChoice,
         keyed: KeyedRequest | None,
     ) -> Reply:
-        """Make the new run; `statuses` of None replays everything. Answers 202 if its rows come
-        later. A scheduled job that has no run gets one from its template.
+        """Make the new run of the tasks of a choice. Answers 202 if its rows come later. A
+        scheduled job that has no run gets one from its template.
 
         Raises ConveyorError as `RunWriter.rerun` does, and idempotency_key_conflict.
         """
 
         async def work(claim: IdempotencyClaim) -> StoredResponse:
-            return await self._make(caller, job_id, statuses, claim)
+            return await self._make(caller, job_id, choice, claim)
 
         return await self._once.answer(keyed, work)
 
@@ -63,19 +76,21 @@ class Reruns:
         self,
         caller: Caller,
         job_id: str,
-        statuses: frozenset[TaskStatus] | None,
+        choice: TaskChoice,
         claim: IdempotencyClaim,
     ) -> StoredResponse:
-        if statuses is None:
+        if choice.statuses is None:
             answer = await self._fire(caller, job_id, claim)
             if answer is not None:
                 return answer
         else:
-            await self._context.live_job(caller.caller_id, job_id)
+            view = await self._context.live_job(caller.caller_id, job_id)
+            if choice.groups is not None and view.latest_run is not None:
+                await known_groups(self._context.tasks, view.latest_run.run_id, choice.groups)
         patience = _SourceWait(self._context)
         while True:
             try:
-                answer = await self._replay(caller.caller_id, job_id, statuses, claim)
+                answer = await self._replay(caller.caller_id, job_id, choice, claim)
                 break
             except CallInFlight as held:
                 await patience.wait_for(held.run_id, held.task_id)
@@ -105,7 +120,8 @@ class Reruns:
                 caller.api_key, caller=caller.caller_id, nonce=context.clock.token(NONCE_LENGTH)
             )
             after = structs.replace(after, sealed_key=sealed_key)
-            answer = StoredResponse(LATER, encode(first_rerun_body(after, run)))
+            made = first_rerun_body(after, run, waits=await context.waits.look())
+            answer = StoredResponse(LATER, encode(made))
             change = ScheduleChange(
                 before=view.job, after=after, run=run, answer=answer, once=claim.once
             )
@@ -121,7 +137,7 @@ class Reruns:
         self,
         caller_id: str,
         job_id: str,
-        statuses: frozenset[TaskStatus] | None,
+        choice: TaskChoice,
         claim: IdempotencyClaim,
     ) -> StoredResponse:
         now = self._context.clock.now()
@@ -130,13 +146,14 @@ class Reruns:
                 caller=caller_id,
                 job_id=job_id,
                 run_id=claim.created_id,
-                statuses=statuses,
+                statuses=choice.statuses,
+                groups=choice.groups,
                 window_start=now - self._context.options.partial_rerun_window_days * _DAY,
                 large_from=self._context.options.async_threshold,
                 now=now,
                 traceparent=TRACEPARENT.get(),
             ),
-            answer=_answer,
+            answer=partial(_answer, await self._context.waits.look()),
             once=claim.once,
         )
 
@@ -177,8 +194,14 @@ class _SourceWait:
             )
 
 
-def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:
-    """Parse a comma list of task states. Raises ConveyorError(invalid_argument)."""
+def parse_choice(status: str | None, group: str | None) -> TaskChoice:
+    """Parse a comma list of task states, and one of failure groups. Raises
+    ConveyorError(invalid_argument)."""
+    statuses = _parse_statuses(status)
+    return TaskChoice(statuses, parse_groups(group, statuses))
+
+
+def _parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:
     if text is None:
         return None
     try:
@@ -190,6 +213,6 @@ def parse_statuses(text: str | None) -> frozenset[TaskStatus] | None:
         ) from None
 
 
-def _answer(rerun: Rerun) -> StoredResponse:
+def _answer(waits: Waits, rerun: Rerun) -> StoredResponse:
     later = made_run(rerun.view).ingest is not None
-    return StoredResponse(LATER if later else 201, encode(rerun_body(rerun)))
+    return StoredResponse(LATER if later else 201, encode(rerun_body(rerun, waits=waits)))

@@ -12,6 +12,7 @@ from pydantic_core import Url
 
 from conveyor.aio.outages import Outage
 from conveyor.domain.deliveries import DeliveryAttempt, EventDelivery, receiver_health
+from conveyor.domain.failure_groups import OTHER_GROUP, FailureGroups
 from conveyor.domain.fires import with_known_zones
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
@@ -26,6 +27,8 @@ from conveyor.domain.model import (
     Task,
 )
 from conveyor.domain.remarks import NO_REMARKS, Remarks
+from conveyor.domain.result_shape import SIZE_BOUNDS, ResultShape
+from conveyor.domain.run_waits import RunWait
 from conveyor.domain.schedule import WEEKDAYS, Calendar
 from conveyor.domain.scheduling import Scheduling
 from conveyor.domain.states import LIVE_RUN_STATES
@@ -40,6 +43,8 @@ from conveyor.service.schemas import (
     DeliveryAttemptBody,
     DeliveryBody,
     EventBody,
+    FailureGroupBody,
+    FailuresBody,
     HistoryBody,
     JobBody,
     LoggedDeliveryBody,
@@ -50,7 +55,10 @@ from conveyor.service.schemas import (
     RerunBody,
     ResultBody,
     RunBody,
+    RunWaitBody,
     ScheduleBody,
+    ShapeBody,
+    SizeClassBody,
     SpendBody,
     StatsBody,
     SubmitBody,
@@ -60,6 +68,7 @@ from conveyor.service.schemas import (
     WeekDaysBody,
     present,
 )
+from conveyor.service.waiting import Waits
 
 ACTIVE, PAUSED = STATES = ("active", "paused")
 """The states of a schedule."""
@@ -75,11 +84,15 @@ def encode(body: msgspec.Struct) -> bytes:
 
 
 def job_body(
-    view: JobView, outage: Outage | None = None, deliveries: Sequence[EventDelivery] = ()
+    view: JobView,
+    outage: Outage | None = None,
+    deliveries: Sequence[EventDelivery] = (),
+    *,
+    waits: Waits,
 ) -> JobBody:
     """Show a job on the wire, without its caller and its sealed key, and how its receiver did in
-    the `deliveries`; `outage` is as in `run_body`."""
-    job = view.job
+    the `deliveries`; `outage` and `waits` are as in `run_body`."""
+    job, run = view.job, view.latest_run
     plan = None if job.scheduling is None else with_known_zones(job.scheduling)
     return JobBody(
         job_id=job.job_id,
@@ -100,7 +113,7 @@ def job_body(
         schedule=UNSET if plan is None else schedule_body(plan),
         schedule_state=UNSET if plan is None else state_word(plan),
         next_scheduled_run=UNSET if plan is None else next_run(plan),
-        latest_run=run_body(view.latest_run, outage) if view.latest_run is not None else UNSET,
+        latest_run=run_body(run, outage, waits=waits) if run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
     )
@@ -212,8 +225,10 @@ def next_run(plan: Scheduling) -> str | UnsetType:
     return UNSET if plan.next_at is None else rfc3339(plan.next_at)
 
 
-def run_body(run: Run, outage: Outage | None = None) -> RunBody:
-    """Show a run on the wire, and the `outage` that it waits for if it has work."""
+def run_body(run: Run, outage: Outage | None = None, *, waits: Waits) -> RunBody:
+    """Show a run on the wire, the `outage` that it waits for if it has work, and why it waits, as
+    `waits` tells."""
+    wait = waits(run)
     failed = run.status is RunStatus.FAILED
     reason = run.failure_reason if failed and run.failure_reason in ACCOUNT_FAILURES else None
     return RunBody(
@@ -231,6 +246,17 @@ def run_body(run: Run, outage: Outage | None = None) -> RunBody:
         failure_reason=UNSET if reason is None else reason.value,
         failure_detail=present(run.failure_detail if failed else None),
         outage=_outage_body(outage) if outage is not None and _has_work(run) else UNSET,
+        waiting=UNSET if wait is None else _run_wait_body(wait),
+    )
+
+
+def _run_wait_body(wait: RunWait) -> RunWaitBody:
+    return RunWaitBody(
+        reason=wait.reason.value,
+        since=rfc3339(wait.since),
+        until=UNSET if wait.until is None else rfc3339(wait.until),
+        detail=wait.detail,
+        others=[reason.value for reason in wait.others] or UNSET,
     )
 
 
@@ -248,13 +274,13 @@ def _outage_body(outage: Outage) -> OutageBody:
 
 
 def submit_body(
-    job: Job, run: Run | None, *, accepted: int, remarks: Remarks = NO_REMARKS
+    job: Job, run: Run | None, *, accepted: int, waits: Waits, remarks: Remarks = NO_REMARKS
 ) -> SubmitBody:
     """Build the answer to a submit."""
     return SubmitBody(
         job_id=job.job_id,
         status=job.status.value,
-        latest_run=run_body(run) if run is not None else UNSET,
+        latest_run=run_body(run, waits=waits) if run is not None else UNSET,
         accepted_tasks=accepted,
         webhook=webhook_body(job.webhook) if job.webhook is not None else UNSET,
         skipped_tasks=remarks.skipped or UNSET,
@@ -263,36 +289,36 @@ def submit_body(
     )
 
 
-def add_tasks_body(appended: Appended, remarks: Remarks) -> AddTasksBody:
+def add_tasks_body(appended: Appended, remarks: Remarks, *, waits: Waits) -> AddTasksBody:
     """Build the answer to an addition of tasks."""
     return AddTasksBody(
         accepted_tasks=appended.accepted,
         job_status=appended.view.job.status.value,
-        latest_run=run_body(made_run(appended.view)),
+        latest_run=run_body(made_run(appended.view), waits=waits),
         skipped_tasks=remarks.skipped or UNSET,
         invalid_tasks=remarks.invalid_tasks or UNSET,
         warnings=remarks.warnings or UNSET,
     )
 
 
-def rerun_body(rerun: Rerun) -> RerunBody:
+def rerun_body(rerun: Rerun, *, waits: Waits) -> RerunBody:
     """Build the answer to a rerun."""
     return RerunBody(
         job_id=rerun.view.job.job_id,
         status=rerun.view.job.status.value,
-        latest_run=run_body(made_run(rerun.view)),
+        latest_run=run_body(made_run(rerun.view), waits=waits),
         rerun_of=rerun.rerun_of,
         retried_tasks=rerun.retried,
         inherited_tasks=rerun.inherited,
     )
 
 
-def first_rerun_body(job: Job, run: Run) -> RerunBody:
+def first_rerun_body(job: Job, run: Run, *, waits: Waits) -> RerunBody:
     """Build the answer to a rerun that made the first run of a scheduled job."""
     return RerunBody(
         job_id=job.job_id,
         status=job.status.value,
-        latest_run=run_body(run),
+        latest_run=run_body(run, waits=waits),
         retried_tasks=run.stats.total,
         inherited_tasks=0,
     )
@@ -330,6 +356,7 @@ def result_body(
         size=result.size if result is not None else UNSET,
         result_url=present(result_url),
         error=problem_body(task.error) if task.error is not None else UNSET,
+        failure_group=present(task.failure_group),
         source_run_id=present(task.source_run_id),
         created_at=rfc3339(task.created_at),
         updated_at=rfc3339(task.updated_at),
@@ -375,7 +402,37 @@ def _stats_body(stats: RunStats) -> StatsBody:
         failed=stats.failed,
         failure_reasons=stats.failure_reasons or UNSET,
         spend=_spend_body(stats.spend),
+        inherited=stats.inherited or UNSET,
+        shape=_shape_body(stats.shape),
     )
+
+
+def _shape_body(shape: ResultShape) -> ShapeBody | UnsetType:
+    if not any(shape.sizes):
+        return UNSET
+    classes = zip((0, *SIZE_BOUNDS), shape.sizes, strict=True)
+    return ShapeBody([SizeClassBody(*one) for one in classes], dict(shape.types))
+
+
+def failures_body(run_id: str, found: FailureGroups) -> FailuresBody:
+    """Show the failure groups of a run; what is in none of them as one more, the last."""
+    groups = [
+        FailureGroupBody(
+            group=group.group_id,
+            count=group.count,
+            reason=group.reason.value,
+            code=group.code,
+            status=group.status,
+            detail=present(group.detail),
+            first_at=rfc3339(group.first_at),
+            last_at=rfc3339(group.last_at),
+            task_ids=list(group.task_ids),
+        )
+        for group in found.groups
+    ]
+    if found.other:
+        groups.append(FailureGroupBody(group=OTHER_GROUP, count=found.other))
+    return FailuresBody(run_id, found.failed, groups)
 
 
 def _spend_body(spend: Spend) -> SpendBody:

@@ -21,8 +21,9 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, Run, StoredBody, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.records.expiry import Expiry
-from conveyor.records.sharded_reads import START, ShardCursor, merge_page, task_reader
+from conveyor.records.sharded_reads import START, Read, ShardCursor, merge_page, task_reader
 from conveyor.service.context import Context
+from conveyor.service.failures import known_groups
 from conveyor.service.links import LinkSigner, LinkTarget
 from conveyor.service.responses import history_body, problem_body, result_body, wait_body
 from conveyor.service.schemas import HistoryBody, ProblemBody, ResultsPage, present
@@ -121,7 +122,7 @@ class Cursors:
         return decode_cursor(text, scope=scope, key=self._keys[-1])
 
 
-class RunPosition(msgspec.Struct, frozen=True):
+class ResultsPosition(msgspec.Struct, frozen=True):
     """The position where a list of results continues: its run, and an index for each shard.
 
     The run is None if the position was given as a task id, which names no run.
@@ -150,7 +151,7 @@ def encode_run_position(cursors: Cursors, run_id: str, after: Sequence[int], *, 
     return COMPOSITE + cursors.encode(position, scope=f"{COMPOSITE}{scope}")
 
 
-def decode_run_position(cursors: Cursors, text: str, *, scope: str) -> RunPosition:
+def decode_run_position(cursors: Cursors, text: str, *, scope: str) -> ResultsPosition:
     """Return the position in a cursor, or of a plain task id.
 
     Raises ConveyorError(invalid_argument) for any other text.
@@ -161,21 +162,21 @@ def decode_run_position(cursors: Cursors, text: str, *, scope: str) -> RunPositi
         position = cursors.decode(text, scope=scope)
     except ConveyorError:
         if ids.is_task_id(text):
-            return RunPosition(None, (ids.task_index(text),))
+            return ResultsPosition(None, (ids.task_index(text),))
         raise
     run_id, _, index = position.partition(".")
     if not index.isdecimal():
         raise bad_cursor()
-    return RunPosition(run_id, (int(index),))
+    return ResultsPosition(run_id, (int(index),))
 
 
-def _composite(cursors: Cursors, text: str, scope: str) -> RunPosition:
+def _composite(cursors: Cursors, text: str, scope: str) -> ResultsPosition:
     position = cursors.decode(text.removeprefix(COMPOSITE), scope=f"{COMPOSITE}{scope}")
     try:
         run_id, after = decode_positions(position)
     except ValueError:
         raise bad_cursor() from None
-    return RunPosition(run_id, after, composite=True)
+    return ResultsPosition(run_id, after, composite=True)
 
 
 def bad_cursor() -> ConveyorError:
@@ -213,8 +214,16 @@ class Results:
     `rows_discarded` counts rows that were read for pages and are on none.
     """
 
-    def __init__(self, context: Context, cursors: Cursors, links: LinkSigner) -> None:
+    def __init__(
+        self,
+        context: Context,
+        cursors: Cursors,
+        links: LinkSigner,
+        *,
+        least_read: int = LEAST_READ,
+    ) -> None:
         self._context = context
+        self._least_read = least_read
         self._tasks = context.tasks
         self._cursors = cursors
         self._links = links
@@ -230,14 +239,18 @@ class Results:
         status: str,
         cursor: str | None,
         limit: int,
+        groups: frozenset[str] | None = None,
     ) -> ResultsPage:
         """Return a page of a run, of the latest where `run_id` is None; `status` is a key of
-        FILTERS.
+        FILTERS. With `groups`, only failed tasks of these failure groups.
 
         A cursor names its run: pages of the latest run continue in the run that they began with.
-        Raises ConveyorError: not_found; invalid_argument for a bad cursor.
+        Raises ConveyorError: not_found; invalid_argument for a bad cursor; no_matching_tasks for a
+        group that the run does not have.
         """
         scope = f"results:{job_id}:{status}"
+        if groups is not None:
+            scope += f":{','.join(sorted(groups))}"
         position = None
         if cursor is not None:
             position = decode_run_position(self._cursors, cursor, scope=scope)
@@ -245,12 +258,17 @@ class Results:
                 raise bad_cursor()
             run_id = position.run_id or run_id
         view, run = await self._context.live_run(caller_id, job_id, run_id)
-        page = await self._gather(view.job, run, position, statuses=FILTERS[status], limit=limit)
+        chosen = None
+        if groups is not None:
+            chosen = await known_groups(self._tasks, run.run_id, groups)
+        read = task_reader(self._tasks, run.run_id, statuses=FILTERS[status], groups=chosen)
+        most_read = None if FILTERS[status] is None else max(self._least_read, READ_PER_ROW * limit)
+        page = await _gather(read, view.job, run, position, most_read=most_read, limit=limit)
         self.rows_discarded += page.discarded
         following = None
         if page.more:
             following = encode_run_position(self._cursors, run.run_id, page.positions, scope=scope)
-        return ResultsPage(await self._bodies(view.job, run, page.rows), present(following))
+        return ResultsPage(await self.rows(view.job, run, page.rows), present(following))
 
     async def content(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
@@ -297,27 +315,8 @@ class Results:
             raise not_found("task")
         return history_body(events, wait_body(task, run, now=self._context.clock.now()))
 
-    async def _gather(
-        self,
-        job: Job,
-        run: Run,
-        position: RunPosition | None,
-        *,
-        statuses: frozenset[TaskStatus] | None,
-        limit: int,
-    ) -> ShardCursor[Task]:
-        shards = shards_of(job)
-        after = (START,) * shards.count if position is None else position.in_shards(shards.count)
-        return await merge_page(
-            task_reader(self._tasks, run.run_id, statuses=statuses),
-            shards,
-            after,
-            limit,
-            end=run.ingest.next_index if run.ingest and run.ingesting else run.next_index,
-            most_read=None if statuses is None else max(LEAST_READ, READ_PER_ROW * limit),
-        )
-
-    async def _bodies(self, job: Job, run: Run, tasks: Sequence[Task]) -> list[ResultItem]:
+    async def rows(self, job: Job, run: Run, tasks: Sequence[Task]) -> list[ResultItem]:
+        """Show tasks of a run as rows of a list, with fresh links."""
         now = self._context.clock.now()
         link_end = now + round(self._context.options.result_url_ttl * 1_000)
         ends = await self._expiry.of(tasks, job.result_ttl_days, horizon=link_end)
@@ -343,3 +342,23 @@ class Results:
                 ErrorCode.RESULT_EXPIRED, "the body of the result is missing, or lost some bytes"
             )
         return Content(pieces, result.size, result.content_type)
+
+
+async def _gather(
+    read: Read[Task],
+    job: Job,
+    run: Run,
+    position: ResultsPosition | None,
+    *,
+    most_read: int | None,
+    limit: int,
+) -> ShardCursor[Task]:
+    shards = shards_of(job)
+    return await merge_page(
+        read,
+        shards,
+        (START,) * shards.count if position is None else position.in_shards(shards.count),
+        limit,
+        end=run.ingest.next_index if run.ingest and run.ingesting else run.next_index,
+        most_read=most_read,
+    )

@@ -180,7 +180,7 @@ class JobSchedules:
             view, plan = await self._scheduled(caller.caller_id, job_id)
             decided = change(view.job, plan, await self._look(view))
             if decided.after.scheduling == plan and self._opens(view.job):
-                return job_body(view)
+                return job_body(view, waits=await self._context.waits.look())
             sealed_key = self._context.keyring.sealer.seal(
                 caller.api_key, caller=caller.caller_id, nonce=self._clock.token(NONCE_LENGTH)
             )
@@ -190,7 +190,8 @@ class JobSchedules:
                 for reason, count in decided.lost.items():
                     fields = {"job_id": job_id, "reason": str(reason), "count": count}
                     _log.warning("fires made no run", extra=fields)
-                return job_body(JobView(after, view.latest_run))
+                shown = JobView(after, view.latest_run)
+                return job_body(shown, waits=await self._context.waits.look())
             await self._clock.sleep(_PAUSES.full_jitter(attempt, self._clock.random()))
         raise ConveyorError(
             ErrorCode.UNAVAILABLE, "others keep changing this job; try again", retry_after=1

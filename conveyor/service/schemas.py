@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from conveyor.domain import text_rules
 from conveyor.domain.deliveries import MOST_ATTEMPTS_KEPT, TEST_EVENT, DeliveryStatus
 from conveyor.domain.errors import ErrorCode, InvalidTask
+from conveyor.domain.failure_groups import MOST_GROUPS, MOST_SAMPLES, OTHER_GROUP
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     EventKind,
@@ -27,6 +28,8 @@ from conveyor.domain.model import (
     WaitReason,
 )
 from conveyor.domain.remarks import MAX_LISTED
+from conveyor.domain.result_shape import MOST_TYPES, OTHER_TYPE
+from conveyor.domain.run_waits import RunWaitReason
 from conveyor.domain.schedule import MOST_ZONE_NAME, UNITS, WEEKDAYS
 from conveyor.domain.scheduling import FireStatus, Overlap, SkipReason
 from conveyor.domain.submission import MAX_TASK_TOKEN
@@ -105,6 +108,30 @@ class SpendBody(Struct, frozen=True):
     cost: Annotated[float, Meta(ge=0)]
 
 
+class SizeClassBody(Struct, frozen=True):
+    """The bodies of one class of sizes, which ends where the next class begins."""
+
+    least: Annotated[int, _count("Bytes of the smallest body of the class.")]
+    count: Annotated[int, _count("Bodies of the class.")]
+
+
+class ShapeBody(Struct, frozen=True):
+    """The bodies of a run, inherited ones included, by size and by type."""
+
+    sizes: Annotated[
+        list[SizeClassBody], Meta(description="All classes, the class of empty bodies first.")
+    ]
+    types: Annotated[
+        dict[str, Annotated[int, Meta(ge=1)]],
+        Meta(
+            description=(
+                f"Bodies by media type: of the first {MOST_TYPES} types that came; all else is "
+                f"`{OTHER_TYPE}`."
+            )
+        ),
+    ]
+
+
 class StatsBody(Struct, frozen=True, kw_only=True):
     """Counters of a run."""
 
@@ -114,6 +141,14 @@ class StatsBody(Struct, frozen=True, kw_only=True):
     failed: Annotated[int, _count("Tasks that ended without one.")]
     failure_reasons: FailureReasons | UnsetType = UNSET
     spend: SpendBody
+    inherited: (
+        Annotated[
+            int,
+            _count("Ended tasks that a rerun took over from the run before. Left out for none."),
+        ]
+        | UnsetType
+    ) = UNSET
+    shape: ShapeBody | UnsetType = UNSET
 
 
 class OutageBody(Struct, frozen=True, kw_only=True):
@@ -124,6 +159,32 @@ class OutageBody(Struct, frozen=True, kw_only=True):
     since: Annotated[str, _instant("When that began.")]
     never_answered: (
         Annotated[bool, Meta(description="There, and true, if it never answered this server.")]
+        | UnsetType
+    ) = UNSET
+
+
+class RunWaitBody(Struct, frozen=True, kw_only=True):
+    """Why a live run waits: the first reason of the list that holds, as workers said it last."""
+
+    reason: Annotated[
+        str,
+        _words(
+            RunWaitReason,
+            "`paused`: until it is resumed. `ingesting`: no task is written yet that could be "
+            "worked. `no_worker`: none has said a word for three heartbeats. `queue_lost`: its "
+            "queue is being made again. `permits_closed`: the ledger of permits was begun anew. "
+            "`bodies_not_kept`: bodies cannot be stored. `gateway_throttled`: the gateway refuses "
+            "for load, or something on the way to it is away. `host_closed`: every task left is of "
+            "a host that asked for a pause. `retry_backoff`: every task left waits for its next "
+            "attempt. `claims_held`: tasks are under claims of a worker that is silent. "
+            "`max_inflight`: the cap of the job is in use. `slots`: every slot of every worker is.",
+        ),
+    ]
+    since: Annotated[str, _instant("Since when, as far as it is known.")]
+    until: Annotated[str, _instant("When it ends, where that is known.")] | UnsetType = UNSET
+    detail: Annotated[str, Meta(description="The same in a sentence, with its numbers.")]
+    others: (
+        Annotated[list[str], Meta(description="The further reasons that hold, in order.")]
         | UnsetType
     ) = UNSET
 
@@ -174,6 +235,7 @@ class RunBody(Struct, frozen=True, kw_only=True):
         | UnsetType
     ) = UNSET
     outage: OutageBody | UnsetType = UNSET
+    waiting: RunWaitBody | UnsetType = UNSET
 
 
 class CallbackBody(Struct, frozen=True):
@@ -449,6 +511,16 @@ class ResultBody(Struct, frozen=True, kw_only=True, gc=False):
         | UnsetType
     ) = UNSET
     error: ProblemBody | UnsetType = UNSET
+    failure_group: (
+        Annotated[
+            str,
+            _text(
+                "Told of failed tasks: their kind of failure, which is their group in `failures`; "
+                f"a kind that the run has no group for counts in `{OTHER_GROUP}`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     source_run_id: (
         Annotated[str, _ulid("The run that owns the body of an inherited row.")] | UnsetType
     ) = UNSET
@@ -461,6 +533,35 @@ class ResultsPage(Struct, frozen=True):
 
     results: list[ResultBody]
     next_cursor: NextCursor | UnsetType = UNSET
+
+
+class FailureGroupBody(Struct, frozen=True, kw_only=True):
+    """Failed tasks of one kind: of one reason, code, status, and detail but for what varies, such
+    as numbers and URLs. The last, `other`, holds what is of too many kinds; it has an id and a
+    count alone."""
+
+    group: Annotated[str, _text("The id, for `group` of results and rerun.")]
+    count: Annotated[int, _count("Tasks of the group.", least=1)]
+    reason: Annotated[str, _words(TaskFailure, "Why they failed.")] | UnsetType = UNSET
+    code: Annotated[str, _text("The code of their problems.")] | UnsetType = UNSET
+    status: Annotated[int, _count("The status of their problems.")] | UnsetType = UNSET
+    detail: Annotated[str, _text("The problem of one of them, in full.")] | UnsetType = UNSET
+    first_at: Annotated[str, _instant("When the first one failed.")] | UnsetType = UNSET
+    last_at: Annotated[str, _instant("When the last one failed.")] | UnsetType = UNSET
+    task_ids: (
+        Annotated[list[str], Meta(description=f"Some of them, {MOST_SAMPLES} at most.")] | UnsetType
+    ) = UNSET
+
+
+class FailuresBody(Struct, frozen=True):
+    """The failed tasks of a run by kind. The counts add up to `failed`."""
+
+    run_id: Annotated[str, _ulid("The run.")]
+    failed: Annotated[int, _count("Failed tasks of the run.")]
+    groups: Annotated[
+        list[FailureGroupBody],
+        Meta(description=f"The largest first, at most {MOST_GROUPS}; then `{OTHER_GROUP}`."),
+    ]
 
 
 class EventBody(Struct, frozen=True, kw_only=True):

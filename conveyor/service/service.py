@@ -13,16 +13,21 @@ from conveyor.service.callers import Caller, Keyring, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, ServiceOptions
 from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
+from conveyor.service.failures import Failures
 from conveyor.service.file_inputs import FileInputs
 from conveyor.service.idempotency import IdempotentRequests
 from conveyor.service.jobs import JobCommands, JobQueries
 from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
 from conveyor.service.notifier import WorkNotifier
+from conveyor.service.overview import Overviews
+from conveyor.service.progress import Progress
 from conveyor.service.reruns import Reruns
 from conveyor.service.results import Cursors, Results
 from conveyor.service.schedules import JobSchedules
+from conveyor.service.sign_ins import SignIns
 from conveyor.service.signing_keys import KeyRotations
 from conveyor.service.submit import Additions, Submissions
+from conveyor.service.waiting import RunWaits
 from conveyor.service.webhooks import JobWebhooks, ReceiverCheck, WebhookTests
 
 
@@ -50,22 +55,30 @@ def _context(
         deliveries=ports.deliveries,
         schedules=ports.schedules,
         blobs=ports.blobs,
+        workers=ports.workers,
         clock=clock,
         options=options,
         keyring=keyring,
+        waits=RunWaits(ports.workers, clock, heartbeat=options.heartbeat),
         outages=outages,
     )
+
+
+def _once(ports: ApiPorts, options: ServiceOptions, clock: Clock) -> IdempotentRequests:
+    claim, ttl = options.idempotency_claim, options.idempotency_ttl
+    return IdempotentRequests(ports.idempotency, clock, claim=claim, ttl=ttl)
 
 
 class Service:
     """The operations of the API, grouped by subject.
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
-    `listing` reads jobs and runs, `results` reads results, `inputs` takes files of tasks, `exports`
-    makes archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of
-    jobs, `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends
-    some again, `schedules` shows and changes schedules. `outages` tells what the worker of this
-    process waits for.
+    `listing` reads jobs and runs, `results` reads results, `failures` groups the failed ones,
+    `inputs` takes files of tasks, `exports` makes archives of results, `rotations` changes signing
+    keys, `webhooks` sets the webhooks of jobs, `webhook_tests` tests receivers, `deliveries` reads
+    the log of events, `replays` sends some again, `schedules` shows and changes schedules,
+    `sign_ins` lets people into pages, `overviews` reads pages, `progress` follows runs for
+    streams. `outages` tells what the worker of this process waits for.
     """
 
     def __init__(
@@ -83,12 +96,7 @@ class Service:
         )
         context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
-        once = IdempotentRequests(
-            ports.idempotency,
-            clock,
-            claim=options.idempotency_claim,
-            ttl=options.idempotency_ttl,
-        )
+        once = _once(ports, options, clock)
         limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
@@ -102,6 +110,7 @@ class Service:
         self.lifecycle = JobCommands(context, notifier)
         self.listing = JobQueries(context, cursors)
         self.results = Results(context, cursors, links)
+        self.failures = Failures(context)
         uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
         self.inputs = FileInputs(context, uploads)
         downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
@@ -112,6 +121,16 @@ class Service:
         self.deliveries = DeliveryQueries(context, cursors, signer)
         self.replays = DeliveryReplays(context, once)
         self.schedules = JobSchedules(context, cursors)
+        self.overviews = Overviews(
+            context,
+            cursors,
+            links=links,
+            failures=self.failures,
+            deliveries=self.deliveries,
+            schedules=self.schedules,
+        )
+        self.sign_ins = SignIns(self._keyring, clock)
+        self.progress = Progress(context, self.listing.show, ports.run_writes)
 
     def identify(self, api_key: str | None) -> Caller:
         """Return the caller that an API key stands for. Raises ConveyorError(unauthenticated)."""

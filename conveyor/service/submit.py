@@ -59,8 +59,10 @@ class Additions:
         request = parse_add(strict_json.decode(body), self._limits, view.job.params)
         added: list[tuple[str, int]] = []
 
+        waits = await self._context.waits.look()
+
         def render(appended: Appended) -> StoredResponse:
-            made = add_tasks_body(appended, request.remarks)
+            made = add_tasks_body(appended, request.remarks, waits=waits)
             added[:] = [(made.latest_run.run_id, appended.first_index)]
             return StoredResponse(200, encode(made))
 
@@ -155,7 +157,8 @@ class Submissions:
             raise
         status = 202 if run is not None and tasks.staged else 201
         remarks = request.remarks.joined(tasks.remarks)
-        made = submit_body(job, run, accepted=tasks.rows, remarks=remarks)
+        waits = await self._context.waits.look()
+        made = submit_body(job, run, accepted=tasks.rows, waits=waits, remarks=remarks)
         answer = StoredResponse(status, encode(made))
         quota = self._active if run is not None else self._scheduled
         try:
@@ -258,13 +261,16 @@ class Submissions:
     async def _created_before(self, caller_id: str, job_id: str) -> StoredResponse:
         """Build the answer for the job made by the request whose claim was taken over."""
         view = await self._context.live_job(caller_id, job_id)
+        waits = await self._context.waits.look()
         if view.job.scheduling is not None:
             accepted = view.job.scheduling.template.rows
-            return StoredResponse(201, encode(submit_body(view.job, None, accepted=accepted)))
+            made = submit_body(view.job, None, accepted=accepted, waits=waits)
+            return StoredResponse(201, encode(made))
         run = view.latest_run
         accepted = run.stats.total if run is not None else 0
         status = 202 if run is not None and run.ingest is not None else 201
-        return StoredResponse(status, encode(submit_body(view.job, run, accepted=accepted)))
+        made = submit_body(view.job, run, accepted=accepted, waits=waits)
+        return StoredResponse(status, encode(made))
 
 
 def _needs(job: Job, to: StagedList) -> bool:

@@ -56,6 +56,8 @@ class Settings:
     webhook_private: str = ""
     webhook_ca_file: str = ""
     allowed_hosts: str = ""
+    dashboard: bool = True
+    operator_keys: str = ""
     secret: str = field(default="", repr=False)
     log_level: str = "info"
     log_format: str = "text"
@@ -87,6 +89,8 @@ class Settings:
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
     max_scheduled_jobs: int = 0
+    max_streams: int = 1_000
+    max_caller_streams: int = 20
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
     idempotency_claim: float = 60.0
@@ -171,9 +175,7 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", "address", "where to listen", used_by=SERVERS, production="0.0.0.0"),
-    Setting(
-        "port", "port", "where to listen; 0 picks a free one", between(0, 65_535), used_by=SERVERS
-    ),
+    Setting("port", "port", "where to listen; 0: a free one", between(0, 65_535), used_by=SERVERS),
     Setting(
         "data_dir",
         "path",
@@ -247,6 +249,20 @@ SETTINGS: tuple[Setting, ...] = (
         "allowed_hosts",
         "comma list",
         "further host names that requests may use",
+        used_by=SERVERS,
+    ),
+    Setting(
+        "dashboard",
+        "switch",
+        "serve pages to look at, under /dashboard",
+        used_by=SERVERS,
+        production=False,
+    ),
+    Setting(
+        "operator_keys",
+        "hashes or path",
+        "who may see all callers on pages: as `CONVEYOR_API_KEYS`, without `any`; who has `acts` "
+        "behind the hash may also change their jobs",
         used_by=SERVERS,
     ),
     Setting(
@@ -379,9 +395,7 @@ SETTINGS: tuple[Setting, ...] = (
         at_least(1),
         used_by=WORKERS,
     ),
-    Setting(
-        "max_result_bytes", "bytes", "largest decoded result body", at_least(1), used_by=WORKERS
-    ),
+    Setting("max_result_bytes", "bytes", "largest decoded body", at_least(1), used_by=WORKERS),
     Setting("max_request_bytes", "bytes", "largest request body", at_least(1_024), used_by=SERVERS),
     Setting(
         "max_body_memory",
@@ -434,6 +448,8 @@ SETTINGS: tuple[Setting, ...] = (
         at_least(0),
         used_by=SERVERS,
     ),
+    Setting("max_streams", "streams", "maximum open in one process", at_least(1), used_by=SERVERS),
+    Setting("max_caller_streams", "streams", "maximum for a caller", at_least(1), used_by=SERVERS),
     Setting(
         "rate_limit",
         "requests a second",

@@ -24,7 +24,7 @@ from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane
 from conveyor.engine.planner import Eligible, LeastInFlight, PickingRule
-from conveyor.engine.policy import LeaseOptions, PolicyFactory, Spawn
+from conveyor.engine.policy import LeaseOptions, PermitState, PolicyFactory, Spawn
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, Permits
@@ -219,6 +219,10 @@ class ReceiveFirstPolicy:
             for permit in list(self._held):
                 spawn(partial(self._renew, permit))
         return []
+
+    def state(self, lane: Lane, now: float) -> PermitState:
+        """Tell only of the permits: the ledger is asked message by message."""
+        return PermitState(lane.admitted)
 
     async def leave(self, lane: Lane) -> None:
         """Nothing is held beyond the messages at work."""

@@ -228,7 +228,7 @@ class RunRows:
         if change is None:
             return NotClaimable()
         if isinstance(change, NotYet):
-            return ClaimedElsewhere(change.until)
+            return ClaimedElsewhere(change.until, change.is_due_later)
         if change.event is not None:
             self._apply(row, change, now)
         if change.status is not TaskStatus.PROCESSING:

@@ -201,6 +201,7 @@ SPOKEN: dict[str, list[str]] = {
     "submit": ["http://fake.test/json", "--watch"],
     "export": ["JOB", "-o", "OUT/pages.zip"],
     "watch": ["JOB"],
+    "explain": ["JOB"],
     "results": ["JOB"],
     "jobs": [],
     "stop": ["JOB"],

@@ -42,7 +42,9 @@ def test_rows_read_for_each_row_returned(
         assert [row["url"] for row in rows] == urls
         read_after, returned_after = totals(server.origin)
         assert returned_after - returned == TASKS
-        assert 1.0 <= (read_after - read) / TASKS <= most
+        # The rows of the job and its run are counted as well, with each page.
+        records = 2 * (TASKS // 1_000 + 1)
+        assert TASKS <= read_after - read <= most * TASKS + records
 
 
 def totals(origin: str) -> tuple[float, float]:

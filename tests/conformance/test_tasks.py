@@ -68,7 +68,7 @@ async def test_a_retry_is_held_until_it_is_due(world: World) -> None:
     _, run_id = await world.submit(1)
     task = await world.claimed(run_id, 0)
     await world.settle(task, world.retry(task, after=5_000))
-    assert await world.claim(run_id, 0) == ClaimedElsewhere(world.now + 5_000)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(world.now + 5_000, True)
     await world.clock.advance(5)
     again = await world.claimed(run_id, 0)
     assert (again.attempts, again.claim_number) == (1, 2)
@@ -103,7 +103,7 @@ async def test_a_deferred_claim_leaves_no_trace_but_its_wait(world: World, tasks
     assert (row.not_before, row.waiting) == (until, WaitReason.HOST_RETRY_AFTER)
     assert await tasks.task_history(run_id, task.task_id) == []
     assert await world.run(job_id) == before
-    assert await world.claim(run_id, 0) == ClaimedElsewhere(until)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(until, True)
     assert not (await world.settle(task, Deferred(until, WaitReason.OUTAGE))).applied
     await world.clock.advance(20)
     again = await world.claimed(run_id, 0)
@@ -138,8 +138,8 @@ async def test_a_clock_set_back_holds_a_row_no_longer_than_its_wait(world: World
     await world.settle(retried, world.retry(retried, after=30_000))
     await world.settle(deferred, Deferred(world.now + 1, WaitReason.OUTAGE))
     world.clock.shift(-7_200)
-    assert await world.claim(run_id, 0) == ClaimedElsewhere(world.now + 30_000)
-    assert await world.claim(run_id, 1) == ClaimedElsewhere(world.now + LEAST_HOLD)
+    assert await world.claim(run_id, 0) == ClaimedElsewhere(world.now + 30_000, True)
+    assert await world.claim(run_id, 1) == ClaimedElsewhere(world.now + LEAST_HOLD, True)
     assert await world.claim(run_id, 2) == ClaimedElsewhere(world.now + CLAIM_LENGTH)
     world.clock.shift(7_200)
     await world.clock.advance(30)

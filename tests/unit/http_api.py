@@ -40,7 +40,9 @@ from conveyor.domain.model import (
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.http.app import AppOptions, create_app
+from conveyor.http.auth import AnyKey, ApiKeys
 from conveyor.http.openapi import document
+from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BODY_SECONDS, BodyMemory
 from conveyor.ports.binding import Binding
 from conveyor.ports.tasks import Claimed
@@ -59,6 +61,7 @@ PAGE_TYPE = "text/html; charset=windows-1251"
 
 DOCUMENT = document()
 AMPLE = BodyMemory()
+ANY_KEY = AnyKey()
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Api:
     clock: FakeClock
     directory: Path
     ready: list[bool]
+    webhooks: WebhookSender
 
     async def submit(self, urls: int = 3, **fields: Any) -> dict[str, Any]:
         """Create a job of so many tasks; the answer."""
@@ -202,11 +206,14 @@ async def open_api(
     body_seconds: float = BODY_SECONDS,
     lookup: Lookup = system_lookup,
     rules: WebhookRules = LOOPBACK,
+    api_keys: ApiKeys = ANY_KEY,
+    sessions: SessionOptions | None = None,
+    clock: FakeClock | None = None,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service. `lookup` and `rules` are
-    those of receivers."""
-    clock = FakeClock()
+    those of receivers. Without `sessions` there is no dashboard."""
+    clock = clock or FakeClock()
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
     webhooks = WebhookSender(clock, rules, lookup=lookup)
@@ -222,6 +229,8 @@ async def open_api(
             max_request_bytes=max_request_bytes,
             body_memory=body_memory,
             body_seconds=body_seconds,
+            api_keys=api_keys,
+            sessions=sessions,
         ),
     )
     transport = httpx.ASGITransport(app)
@@ -231,7 +240,7 @@ async def open_api(
             _caller(transport, {"X-API-Key": OTHER_KEY}) as foreign,
             _caller(transport, {}) as bare,
         ):
-            yield Api(client, foreign, bare, dev.ports, service, clock, directory, ready)
+            yield Api(client, foreign, bare, dev.ports, service, clock, directory, ready, webhooks)
     finally:
         await dev.ports.aclose()
 

@@ -14,7 +14,7 @@ from conveyor.dev.binding import open_binding
 from conveyor.domain.api_keys import is_key_hash, key_hash
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.app import AppOptions, create_app
-from conveyor.http.auth import AnyKey, ApiKeys, open_api_keys
+from conveyor.http.auth import AnyKey, ApiKeys, Operator, open_api_keys, open_operator_keys
 from conveyor.service import Service, ServiceOptions
 from conveyor.testing.clock import FakeClock
 from tests.webhooks import loopback_webhooks
@@ -180,3 +180,35 @@ async def test_an_api_without_a_registry_shows_no_metrics(tmp_path: Path) -> Non
 
     assert found["metrics"].status_code == 404
     assert found["readyz"].status_code == 200
+
+
+# -- operators --
+
+
+def test_operators_are_named_as_callers_are_and_may_act(tmp_path: Path) -> None:
+    file = tmp_path / "operators"
+    lines = f"{key_hash(ALICE)} acts at night\n{key_hash(BOB)} reads acts\n"
+    file.write_text(lines)
+    for text in (lines, str(file), lines.replace(" at night", "").strip().replace("\n", ",")):
+        operators = open_operator_keys(text)
+
+        assert operators.find(ALICE) == Operator(key_hash(ALICE), acts=True)
+        assert operators.find(BOB) == Operator(key_hash(BOB), acts=False)
+        assert operators.find("key-of-nobody") is None
+    file.write_text(key_hash(BOB))
+    operators = open_operator_keys(str(file))
+    replace(file, f"{key_hash(BOB)} acts")
+    assert operators.find(BOB) == Operator(key_hash(BOB), acts=True)
+
+
+def test_without_the_setting_nobody_is_an_operator() -> None:
+    assert open_operator_keys("").find(ALICE) is None
+
+
+@pytest.mark.parametrize("text", ["any", "no/such/file", f"{key_hash(ALICE)},{BOB}"])
+def test_operators_are_never_any(text: str) -> None:
+    with pytest.raises(ConveyorError) as caught:
+        open_operator_keys(text)
+
+    assert caught.value.detail.startswith("CONVEYOR_OPERATOR_KEYS ")
+    assert BOB not in caught.value.detail

@@ -17,12 +17,14 @@ from conveyor.settings import Settings
 
 API = "http://127.0.0.1:9000/v1"
 INBOX = "http://127.0.0.1:9000/_dev/inbox"
-INFO = ServerInfo(api=API, pid=7, data_dir="/data", gateway="direct", inbox=INBOX)
+PAGES = "http://127.0.0.1:9000/dashboard"
+INFO = ServerInfo(api=API, pid=7, data_dir="/data", gateway="direct", inbox=INBOX, pages=PAGES)
 
 
-def test_the_banner_is_at_most_nine_labelled_lines_with_one_to_paste() -> None:
+def test_the_banner_is_at_most_ten_labelled_lines_with_one_to_paste() -> None:
     lines = banner(msgspec.structs.replace(INFO, slots="fewer"), Settings(allow_private=True))
-    assert len(lines) <= 9
+    assert len(lines) <= 10
+    assert lines[1].split() == ["pages", PAGES]
     assert all(line[:9].strip() and line[9] != " " for line in lines)
     assert f"export ZENROWS_BATCH_BASE_URL={API}" in "\n".join(lines)
     assert lines[0].split() == ["API", API]
@@ -55,7 +57,8 @@ def test_json_is_one_line_with_what_a_program_needs(capsys: pytest.CaptureFixtur
     BannerPrinter(as_json=True).ready(INFO, Settings())
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1
-    told = {"api": API, "pid": 7, "data_dir": "/data", "gateway": "direct", "inbox": INBOX}
+    told = {"api": API, "pid": 7, "data_dir": "/data", "gateway": "direct"}
+    told |= {"pages": PAGES, "inbox": INBOX}
     assert json.loads(shown) == told
 
 
@@ -95,7 +98,8 @@ def test_a_note_comes_before_the_banner_and_not_among_json(
     BannerPrinter().ready(INFO, Settings(allow_private=True), note="another port")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "another port"
-    assert len(lines) <= 9
+    assert len(lines) <= 10
+    assert lines[2].split() == ["pages", PAGES]
     BannerPrinter(as_json=True).ready(INFO, Settings(), note="another port")
     shown = capsys.readouterr()
     assert json.loads(shown.out)["api"] == API

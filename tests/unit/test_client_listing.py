@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from conveyor.client.listing import SAMPLE_ROWS, FailureGroups, ResultTable
+from conveyor.client.listing import SAMPLE_ROWS, FailureSummary, ResultTable
 from conveyor.client.wire import ProblemReply, ResultRow, WaitReply
 
 LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html?ref=1"
@@ -95,7 +95,7 @@ def failed(code: str, title: str, url: str = "http://a/", status: int = 0) -> Re
 
 
 def groups(*rows: ResultRow, own_server: bool = False) -> list[str]:
-    grouped = FailureGroups(own_server=own_server)
+    grouped = FailureSummary(own_server=own_server)
     for one in rows:
         grouped.add(one)
     assert grouped.tasks == len(rows)
@@ -130,7 +130,7 @@ def test_a_reason_comes_with_what_mends_it(code: str, fix: str) -> None:
 
 
 def test_a_terminal_gets_lines_that_break_between_words() -> None:
-    grouped = FailureGroups(own_server=False)
+    grouped = FailureSummary(own_server=False)
     grouped.add(failed("connection_failed", "no connection could be made", LONG))
     lines = grouped.lines(40)[0].splitlines()
     assert all(len(line) <= 40 or LONG in line for line in lines)
@@ -145,7 +145,7 @@ def test_many_reasons_are_cut_and_counted() -> None:
 
 
 def test_a_program_gets_the_same_reasons() -> None:
-    grouped = FailureGroups(own_server=False)
+    grouped = FailureSummary(own_server=False)
     for one in (failed("odd", "Odd"), failed("timeout", "t", "http://b/"), failed("timeout", "t")):
         grouped.add(one)
     fix = "raise CONVEYOR_GATEWAY_TIMEOUT of the server"

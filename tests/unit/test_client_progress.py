@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.client.progress import FREE_COLUMNS, BarView, LineView, describe, view_for
 from conveyor.client.watch import summary
-from conveyor.client.wire import OutageReply, RunReply, StatsReply
+from conveyor.client.wire import OutageReply, RunReply, RunWaitReply, StatsReply
 
 
 def run(done: int, total: int = 100, *, failed: int = 0, **fields: Any) -> RunReply:
@@ -261,3 +261,16 @@ def test_a_run_that_waits_for_something_shared_says_so() -> None:
     LineView(stream).show(waiting, 0.0)
     assert stream.getvalue().startswith("waiting for the gateway: 1/100 done")
     assert stream.getvalue().endswith("; the gateway http://gw.test/ cannot be reached\n")
+
+
+def test_a_run_that_waits_says_why_and_one_at_its_cap_is_running_all_the_same() -> None:
+    nobody = run(1, waiting=RunWaitReply(reason="no_worker", detail="no worker has said a word"))
+    capped = run(1, waiting=RunWaitReply(reason="max_inflight", detail="the cap is in use: 2 of 2"))
+    assert (describe(nobody), describe(capped)) == ("waiting: no worker", "running")
+    stream = io.StringIO()
+    view = LineView(stream)
+    view.show(capped, 0.0)
+    view.show(nobody, 0.1)
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("; waiting because max_inflight: the cap is in use: 2 of 2")
+    assert second.endswith("; waiting because no_worker: no worker has said a word")

@@ -118,7 +118,12 @@ def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) 
         told.append({one["Name"]: one for one in entries})
     api, worker = told
     assert api.keys() | worker.keys() <= known
-    assert api.keys() - worker.keys() == {"CONVEYOR_API_KEYS", "CONVEYOR_HOST"}
+    assert api.keys() - worker.keys() == {
+        "CONVEYOR_API_KEYS",
+        "CONVEYOR_DASHBOARD",
+        "CONVEYOR_HOST",
+        "CONVEYOR_OPERATOR_KEYS",
+    }
     assert "CONVEYOR_PUBLIC_URL" in worker
     assert worker.keys() - api.keys() == {"CONVEYOR_GATEWAY"}
     assert [name for name in api.keys() & worker.keys() if api[name] != worker[name]] == []

@@ -30,6 +30,8 @@ from conveyor.gateway.landmarks import HOSTS
 from conveyor.handlers import delete, fire
 from conveyor.http import inbox, malformed, middleware
 from conveyor.http.auth import LONGEST
+from conveyor.http.pages.actions import MOST_FORM
+from conveyor.http.pages.session import SIGN_INS_A_SECOND, SIGN_INS_AT_ONCE
 from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
 from conveyor.intake import frames, lines
 from conveyor.intake.csv_file import MAX_RECORD
@@ -48,10 +50,12 @@ from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
-from conveyor.service import reruns, results, submit, task_lists
+from conveyor.service import progress, reruns, results, submit, task_lists
 from conveyor.service.deliveries import MOST_DROPPED, MOST_READ, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
+from conveyor.service.overview import MOST_IMAGE, MOST_LOOKED, MOST_PREVIEWED
+from conveyor.service.sign_ins import LONGEST_SIGN_IN
 from conveyor.service.webhooks import MOST_TESTS
 from conveyor.settings import Settings
 from conveyor.settings.validators import MOST_SHARDS
@@ -155,6 +159,21 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "requests of a caller a second": (),
     "requests of a caller at once, where they are limited": (DEFAULTS.rate_limit_burst,),
+    "sign-in to pages": (LONGEST_SIGN_IN // 3_600,),
+    "sign-ins of a process at once, and a second after that": (
+        SIGN_INS_AT_ONCE,
+        int(SIGN_INS_A_SECOND),
+    ),
+    "form of a page": (MOST_FORM,),
+    "jobs that a bulk action looks through": (MOST_LOOKED,),
+    "jobs that a page of a filtered list looks through": (MOST_LOOKED,),
+    "body shown on a page; image shown on a page": (MOST_PREVIEWED, MOST_IMAGE),
+    "streams of progress of a process, of a caller in it": (
+        DEFAULTS.max_streams,
+        DEFAULTS.max_caller_streams,
+    ),
+    "runs in a stream of runs": (progress.LISTED,),
+    "silence of a stream": (int(progress.BEAT),),
     "URL": (urls.MAX_LENGTH,),
     "POST body of a task": (MAX_BODY_BYTES,),
     "a task as stored": (MAX_ROW_BYTES,),

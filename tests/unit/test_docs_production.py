@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from prometheus_client import generate_latest
 from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 
-from conveyor.bootstrap.production import _measure
+from conveyor.bootstrap.production import _measure_api
 from conveyor.domain.deliveries import EventDelivery
 from conveyor.domain.model import (
     Callback,
@@ -47,6 +47,7 @@ from tests.unit.metrics_page import described_metrics, served_metrics
 
 if TYPE_CHECKING:
     from conveyor.prod.binding import ProdBinding
+    from conveyor.service.service import Service
 
 
 def test_every_index_of_the_table_has_its_partitions_described() -> None:
@@ -165,13 +166,16 @@ def test_every_metric_of_production_is_served_as_it_is_described() -> None:
     stats.capacity["query"] = 1.0
     binding = SimpleNamespace(store=SimpleNamespace(rows_read=0, rows_returned=0), stats=stats)
     telemetry = Telemetry()
-    _measure(telemetry, cast("ProdBinding", binding), lag=LoopLag(FakeClock()), discarded=int)
+    service = SimpleNamespace(
+        results=SimpleNamespace(rows_discarded=0), progress=SimpleNamespace(streams=0, reads=0)
+    )
+    _measure_api(
+        telemetry, cast("ProdBinding", binding), cast("Service", service), LoopLag(FakeClock())
+    )
     page = generate_latest(telemetry.registry()).decode()
     served = served_metrics(page)
 
-    # What only a worker has is measured beside these.
-    assert served.items() <= described_metrics("conveyor worker").items()
-    assert served.keys() == described_metrics("conveyor api").keys()
+    assert served == described_metrics("conveyor api")
     for name in ("aws_calls", "aws_retries", "aws_throttles", "aws_consumed_capacity"):
         (shown,) = re.findall(rf"^conveyor_{name}_total{{(.+)}} ", page, re.MULTILINE)
         assert set(re.findall(r"(\w+)=", shown)) == METRICS[name].labels.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.dev.sqlite import SqliteStore, open_store
+from conveyor.dev.sqlite.schema import GROUPS_AND_SHAPES
 from conveyor.domain import ids
 from conveyor.domain.failure_groups import OTHER_GROUP, group_filter
 from conveyor.domain.model import Format, RunStatus, StoredBody, TaskFailure
@@ -125,3 +127,23 @@ async def copy(world: World, run_id: str) -> None:
     ingestion = world.store.ingestion
     await ingestion.copy_rows(run_id, first_index=0, end_index=5, now=world.now)
     await ingestion.finish_ingest(run_id, now=world.now)
+
+
+async def test_a_rerun_under_way_counts_what_an_earlier_version_has_copied(
+    upgraded: Upgraded,
+) -> None:
+    world, job_id = upgraded.world, await upgraded.job_id()
+    await world.store.runs.stop_run(CALLER, job_id, now=world.now)
+    run_id, _ = await world.rerun(job_id, P, large_from=2)
+    ingestion = world.store.ingestion
+    await ingestion.copy_rows(run_id, first_index=0, end_index=2, now=world.now)
+    [count] = [one for one in GROUPS_AND_SHAPES if "SET inherited_copied" in one]
+
+    def upgrade_again(writer: sqlite3.Connection) -> None:
+        writer.execute("UPDATE runs SET inherited_copied = 0")
+        writer.execute(count)
+
+    await upgraded.store.database.write(upgrade_again)
+    await ingestion.copy_rows(run_id, first_index=2, end_index=5, now=world.now)
+    await ingestion.finish_ingest(run_id, now=world.now)
+    assert (await world.run(job_id)).stats.inherited == 3

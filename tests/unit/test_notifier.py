@@ -14,6 +14,7 @@ from conveyor.dev.queues import MemoryQueues
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.service import Service
 from conveyor.service.notifier import SEND_CHUNK
+from conveyor.service.reruns import TaskChoice
 from tests.unit.http_api import KEY, Api, open_api
 from tests.webhooks import loopback_webhooks
 
@@ -61,7 +62,7 @@ async def test_a_queue_that_is_down_fails_no_request(
     job_id = view.job.job_id
     added = await service.additions.add_tasks(caller.caller_id, job_id, body, keyed=None)
     await service.lifecycle.stop(caller.caller_id, job_id)
-    rerun = await service.reruns.rerun(caller, job_id, statuses=None, keyed=None)
+    rerun = await service.reruns.rerun(caller, job_id, choice=TaskChoice(), keyed=None)
     await service.lifecycle.delete_job(caller.caller_id, job_id)
 
     statuses = [one.answer.status for one in (given, added, rerun)]

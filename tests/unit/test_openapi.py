@@ -19,6 +19,7 @@ from schemathesis.core.result import Ok
 
 from conveyor.domain.errors import ErrorCode
 from conveyor.http.app import V1_ROUTES
+from conveyor.http.openapi_operations import STREAM_TYPE
 from tests.unit.http_api import DOCUMENT, Api, open_api
 from tests.unit.spec_document import differences
 
@@ -117,6 +118,8 @@ async def test_generated_requests_get_described_answers(api: Api, mode: Generati
         for case in generated(operation, mode):
             if mode is GenerationMode.POSITIVE:
                 await point_at_something(api, case)
+            if STREAM_TYPE in str(operation.definition.raw["responses"]):
+                case.method = "HEAD"  # a stream of a live run has no end
             response = await send(api, case)
             assert response.status_code not in (500, 503), f"{name}: {response.text}"
 

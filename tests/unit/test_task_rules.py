@@ -100,7 +100,7 @@ def test_a_pending_row_that_is_due_is_taken_as_it_is(not_before: int) -> None:
 
 
 def test_a_row_that_is_not_due_has_to_wait() -> None:
-    assert claim(Row(not_before=NOW + 1)) == NotYet(NOW + 1)
+    assert claim(Row(not_before=NOW + 1)) == NotYet(NOW + 1, is_due_later=True)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,8 @@ def test_a_row_is_held_no_longer_than_its_own_wait(written: int, wait: int, held
     pending = Row(not_before=written + wait, updated_at=written)
     claimed = Row(TaskStatus.PROCESSING, claimed_at=written, claimed_until=written + wait)
 
-    assert claim(pending) == claim(claimed) == NotYet(NOW + held)
+    assert claim(pending) == NotYet(NOW + held, is_due_later=True)
+    assert claim(claimed) == NotYet(NOW + held)
 
 
 def test_a_live_claim_keeps_others_away_whenever_the_row_is_due() -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from conveyor.dev.sqlite.failure_groups import FailedTask, count_failures
+from conveyor.dev.sqlite.failure_groups import FailedRow, count_failures
 from conveyor.dev.sqlite.rows import (
     FAILED,
     INDEX_MASK,
@@ -91,7 +91,7 @@ class CountedRun:
     version: int
     job_closed: bool
     ingesting: bool
-    failures: list[FailedTask] = field(default_factory=list)
+    failures: list[FailedRow] = field(default_factory=list)
     changed: bool = False
     moved: bool = False
 
@@ -394,7 +394,7 @@ def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes
     if change is None:
         return NotClaimable()
     if isinstance(change, NotYet):
-        return ClaimedElsewhere(change.until)
+        return ClaimedElsewhere(change.until, change.is_due_later)
     if change.event is not None:  # a pending row is left as it is: the claim alone says more
         _apply(run, row, change, move.now, writes)
     if change.status is not TaskStatus.PROCESSING:
@@ -436,7 +436,7 @@ def _apply(
     if change.failure is not None and change.error is not None:
         kind = failure_kind(change.failure, change.error)
         group = kind.group_id
-        run.failures.append(FailedTask(group, kind, row.task_id, change.error.detail, now))
+        run.failures.append(FailedRow(group, kind, row.task_id, change.error.detail, now))
     writes.change(row, change, now, group)
     if change.delta is not None:
         run.add(change.delta)

@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ import msgspec
 from conveyor.dev.sqlite.schema import check_version
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import fnv32a
+from conveyor.ports.records import RunWrites
 
 _BUSY_TIMEOUT = 5.0
 """Seconds for which a statement waits for another program that has locked the file."""
@@ -233,18 +234,65 @@ class _Raised:
 _Execute = Callable[[list[_Queued], sqlite3.Connection], list[Any]]
 
 
+_TRIGGERS = """
+    CREATE TEMP TRIGGER run_written AFTER UPDATE ON main.runs
+    BEGIN SELECT note_run(NEW.run_id, 0); END;
+    CREATE TEMP TRIGGER run_moved AFTER UPDATE OF status, paused ON main.runs
+    BEGIN SELECT note_run(NEW.run_id, 1); END;
+    CREATE TEMP TRIGGER run_made AFTER INSERT ON main.runs
+    BEGIN SELECT note_run(NEW.run_id, 1); END;
+"""
+
+
+class WriteNotes(RunWrites):
+    """Notes the runs that a connection writes to, whatever statement does it: one call for each run
+    of a group of writes, and none for its tasks."""
+
+    def __init__(self) -> None:
+        self._run_ids: set[str] = set()
+        self._moved = False
+        self._listener: Callable[[Collection[str], bool], None] | None = None
+
+    def attach(self, connection: sqlite3.Connection) -> None:
+        """Note what this connection writes from here on."""
+        connection.create_function("note_run", 2, self._note)
+        connection.executescript(_TRIGGERS)
+
+    def on_write(self, tell: Callable[[Collection[str], bool], None]) -> None:
+        self._listener = tell
+
+    def pass_on(self) -> None:
+        """Tell of what was noted. Not to be called while the connection writes."""
+        if self._run_ids:
+            run_ids, moved = self._run_ids, self._moved
+            self._run_ids, self._moved = set(), False
+            if self._listener is not None:
+                self._listener(run_ids, moved)
+
+    def _note(self, run_id: str, moved: int) -> None:
+        self._run_ids.add(run_id)
+        self._moved = self._moved or bool(moved)
+
+
 class Database:
     """The connections of one file and their queues. Belongs to one event loop.
 
-    `rows_read` and `rows_returned` count task rows; the methods that read them add to both.
+    `rows_read` and `rows_returned` count task rows, whose readers add to both; `rows_read` counts
+    the jobs and runs of pages as well.
     """
 
-    def __init__(self, path: Path, writer: Connection, readers: Sequence[Connection]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        writer: Connection,
+        readers: Sequence[Connection],
+        after_writes: Callable[[], None] = lambda: None,
+    ) -> None:
         self.rows_read = 0
         self.rows_returned = 0
         self.file = DatabaseFile(path)
         self._connections = [*readers, writer]
-        self._writes = _Lane([writer], _commit, self.file, most=_MOST_WRITES)
+        self._writes = _Lane([writer], _commit, self.file, most=_MOST_WRITES, after=after_writes)
         self._reads = _Lane(readers, _read, self.file, most=_MOST_READS)
 
     async def write(self, operation: Operation[T]) -> T:
@@ -273,6 +321,18 @@ class Database:
         """Run one operation on a reader; each of its statements sees the data of one instant."""
         result: T = await self._reads.submit(None, (operation,))
         return result
+
+    async def read_records(self, operation: Operation[list[T]]) -> list[T]:
+        """Run one operation that reads jobs or runs, and count them in `rows_read`."""
+        records = await self.read(operation)
+        self.rows_read += len(records)
+        return records
+
+    async def read_record(self, operation: Operation[T | None]) -> T | None:
+        """Run one operation that reads a job or a run, and count it in `rows_read`."""
+        record = await self.read(operation)
+        self.rows_read += record is not None
+        return record
 
     @property
     def groups(self) -> int:
@@ -311,9 +371,11 @@ class _Lane:
         file: DatabaseFile,
         *,
         most: int,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         self.groups = 0
         self.operations = 0
+        self._after = after
         self._execute = execute
         self._file = file
         self._most = most
@@ -353,6 +415,7 @@ class _Lane:
             self.groups += 1
             self.operations += sum(len(queued.items) for queued in group)
             _deliver(group, results)
+            self._after()
 
     async def _run(self, connection: Connection, group: list[_Queued]) -> list[Any]:
         attempts = 0

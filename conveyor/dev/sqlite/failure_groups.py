@@ -90,7 +90,7 @@ def compared(groups: GroupFilter) -> tuple[str, str]:
     return "NOT IN", _encoder.encode(sorted(groups.outside - groups.named)).decode()
 
 
-class FailedTask(NamedTuple):
+class FailedRow(NamedTuple):
     """A task that has just failed."""
 
     group_id: str
@@ -118,7 +118,7 @@ class _Group:
 
 
 def count_failures(
-    connection: sqlite3.Connection, runs: Sequence[tuple[int, int, Sequence[FailedTask]]]
+    connection: sqlite3.Connection, runs: Sequence[tuple[int, int, Sequence[FailedRow]]]
 ) -> None:
     """Add failures to the groups of their runs, given as (run_no, `failed` with them, failures)."""
     known = dict(_READ.execute(connection, [run_no for run_no, _, _ in runs]).fetchall())
@@ -137,7 +137,7 @@ def _add(
     connection: sqlite3.Connection,
     run_no: int,
     counts: dict[str, list[int]],
-    failures: Sequence[FailedTask],
+    failures: Sequence[FailedRow],
     failed: int,
 ) -> dict[str, _Group]:
     """Add failures to the counts of a run that had `failed` failed tasks before; return the groups

@@ -69,10 +69,10 @@ class SqliteJobs(Jobs):
         await self._database.write(create)
 
     async def get_job(self, caller: str, job_id: str) -> JobView | None:
-        return await self._database.read(lambda reader: find_view(reader, caller, job_id))
+        return await self._database.read_record(lambda reader: find_view(reader, caller, job_id))
 
     async def find_job(self, job_id: str) -> Job | None:
-        return await self._database.read(lambda reader: find_job(reader, job_id))
+        return await self._database.read_record(lambda reader: find_job(reader, job_id))
 
     async def list_jobs(
         self,
@@ -97,7 +97,7 @@ class SqliteJobs(Jobs):
             "limit": limit,
             "scheduled": scheduled,
         }
-        return await self._database.read(
+        return await self._database.read_records(
             lambda reader: [view_from(row) for row in reader.execute(sql, values)]
         )
 

@@ -94,7 +94,7 @@ class SqliteRuns(Runs):
             row = reader.execute(sql, values).fetchone()
             return None if row is None else run_from(row)
 
-        return await self._database.read(read)
+        return await self._database.read_record(read)
 
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
@@ -105,7 +105,7 @@ class SqliteRuns(Runs):
             "ORDER BY runs.run_sequence DESC LIMIT ?"
         )
         values = (caller, job_id, limit) if before is None else (caller, job_id, before, limit)
-        return await self._database.read(
+        return await self._database.read_records(
             lambda reader: [run_from(row) for row in reader.execute(sql, values)]
         )
 
@@ -206,7 +206,9 @@ class SqliteRuns(Runs):
             "run_id": None if before is None else before.run_id,
             "limit": limit,
         }
-        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        rows = await self._database.read_records(
+            lambda reader: reader.execute(sql, values).fetchall()
+        )
         return [
             ChangedRun(job_from(row), run, RunPosition(row[-1], run.run_id))
             for row in rows

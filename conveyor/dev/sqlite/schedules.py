@@ -57,7 +57,9 @@ class SqliteSchedules(Schedules):
             "ORDER BY fire_id DESC LIMIT :limit"
         )
         values = {"job_id": job_id, "before": before, "limit": limit}
-        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        rows = await self._database.read_records(
+            lambda reader: reader.execute(sql, values).fetchall()
+        )
         return [_fires.decode(record) for (record,) in rows]
 
     async def drop_old_fires(self, *, before: int, limit: int) -> int:
@@ -67,7 +69,9 @@ class SqliteSchedules(Schedules):
 
     async def _jobs(self, condition: str, values: tuple[object, ...]) -> list[Job]:
         sql = f"{SELECT_JOB} WHERE {condition}"
-        rows = await self._database.read(lambda reader: reader.execute(sql, values).fetchall())
+        rows = await self._database.read_records(
+            lambda reader: reader.execute(sql, values).fetchall()
+        )
         return [job_from(row) for row in rows]
 
 

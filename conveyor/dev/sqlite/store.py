@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conveyor.dev.call_table import BegunCalls
-from conveyor.dev.sqlite.database import Connection, Database, open_reader, open_writer
+from conveyor.dev.sqlite.database import Connection, Database, WriteNotes, open_reader, open_writer
 from conveyor.dev.sqlite.deliveries import SqliteDeliveries, release_deliveries
 from conveyor.dev.sqlite.expiring import SqliteExports, SqliteInputs
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
@@ -63,6 +63,7 @@ class SqliteStore:
     signing_keys: SqliteSigningKeys
     deliveries: SqliteDeliveries
     schedules: SqliteSchedules
+    run_writes: WriteNotes
 
     @property
     def rows_read(self) -> int:
@@ -220,8 +221,11 @@ async def open_store(
     if not _size(path) and (not may_be_new or _size(_log_of(path))):
         raise without_records("missing or empty")
 
+    notes = WriteNotes()
+
     def prepare(connection: sqlite3.Connection) -> None:
         migrate(connection)
+        notes.attach(connection)
         connection.execute("DELETE FROM idempotency_keys WHERE expires_at <= ?", (now,))
         purge_jobs(connection)
 
@@ -233,7 +237,7 @@ async def open_store(
             readers.append(await open_reader(path))
             opened.push_async_callback(readers[-1].close)
         opened.pop_all()
-    database = Database(path, writer, readers)
+    database = Database(path, writer, readers, notes.pass_on)
     return SqliteStore(
         path,
         database,
@@ -249,4 +253,5 @@ async def open_store(
         signing_keys=SqliteSigningKeys(database),
         deliveries=SqliteDeliveries(database),
         schedules=SqliteSchedules(database),
+        run_writes=notes,
     )

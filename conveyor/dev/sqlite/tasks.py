@@ -292,7 +292,10 @@ class SqliteTasks(Tasks, TaskBatches):
         return task
 
     async def failure_groups(self, run_id: str) -> FailureGroups | None:
-        return await self._database.read(lambda reader: read_groups(reader, run_id))
+        found = await self._database.read(lambda reader: read_groups(reader, run_id))
+        if found is not None:
+            self._database.rows_read += 1 + len(found.groups)
+        return found
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
         index = index_of(task_id)

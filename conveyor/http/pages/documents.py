@@ -20,6 +20,7 @@ from starlette.responses import Response
 from conveyor import __version__
 from conveyor.http.middleware import routing_problem
 from conveyor.http.openapi import document
+from conveyor.http.pages.views import ROOT
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8882; --link: #06c; }
@@ -57,11 +58,14 @@ _HEADERS = {
 Page = Callable[[Request], Awaitable[Response]]
 
 
-def page_routes(origin: str, *, has_metrics: bool) -> dict[str, Page]:
-    """Map paths to pages; `origin` is the address that callers know."""
+def page_routes(origin: str, *, has_metrics: bool, has_dashboard: bool) -> dict[str, Page]:
+    """Map paths to pages; `origin` is the address that callers know. A browser at `/` is sent to
+    the dashboard, where there is one."""
     start = _start(origin, has_metrics=has_metrics)
 
     async def root(request: Request) -> Response:
+        if has_dashboard and _wants_html(request):
+            return Response(status_code=303, headers={**_HEADERS, "Location": ROOT})
         return await _shown(request, lambda: start)
 
     async def docs(request: Request) -> Response:

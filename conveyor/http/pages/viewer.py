@@ -30,3 +30,11 @@ class Viewers(Protocol):
     async def identify(self, request: Request) -> Viewer | None:
         """Return the viewer of a request; None if the person has to sign in first."""
         ...
+
+    def token(self, request: Request) -> str:
+        """Return the token that forms on a page carry, by which they are known as the viewer's."""
+        ...
+
+    def keeps_cookies(self, request: Request) -> bool:
+        """Tell whether the browser will keep the cookie of a sign-in, which is for https alone."""
+        ...

@@ -1,5 +1,5 @@
 """The permits port on DynamoDB: one ledger row a job, changed by conditional writes. It compares no
-wall clocks.
+wall clocks. The workers port, for a fleet without Redis, is here too: one row a worker.
 
 **The row.** `entries` maps each holder to its count, sequence, want, lease and `stamp`, a text that
 no other write has. `generation` is the stamp of the last write that added permits.
@@ -35,11 +35,13 @@ and any difference of clocks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from cachetools import LRUCache
 
+from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.aws.calls import AwsRefused
@@ -47,12 +49,21 @@ from conveyor.prod.dynamodb.client import (
     AttributeName,
     Item,
     PlaceholderValue,
+    Query,
     Table,
     conflicting_item,
     contention_error,
+    decode_intact,
     decodes_row,
 )
-from conveyor.prod.dynamodb.schema import ROW_SHAPE, TIME_TO_LIVE, Key, permits_key
+from conveyor.prod.dynamodb.schema import (
+    ROW_SHAPE,
+    TIME_TO_LIVE,
+    WORKERS,
+    Key,
+    permits_key,
+    worker_key,
+)
 
 MOST_REMOVED = 40
 """Lapsed entries that one write removes, because the length of an expression is bounded."""
@@ -253,3 +264,37 @@ class DynamoPermits:
 
     def _ledger_state(self, watch: RowWatch, limit: int, *, granted: bool) -> LedgerState:
         return watch.ledger_state(granted=granted, limit=limit, now=self._clock.monotonic())
+
+
+class DynamoWorkers:
+    """Reports of workers, one row each with a time to live; DynamoDB removes it late, and a look
+    leaves out what has ended."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def say(self, report: WorkerReport) -> None:
+        ends_at = self._clock.now() + math.ceil(report.kept_for * 1_000)
+        item: Item = {
+            "shape": ROW_SHAPE,
+            "report": encode_report(report),
+            "ends_at": ends_at,
+            TIME_TO_LIVE: math.ceil(ends_at / 1_000),
+        }
+        await self._table.put(worker_key(report.worker_id), item)
+
+    async def leave(self, worker_id: str) -> None:
+        await self._table.delete(worker_key(worker_id))
+
+    async def all(self) -> Sequence[WorkerReport]:
+        now = self._clock.now()
+        found: list[tuple[WorkerReport | None, int]] = []
+        async for page in self._table.pages(Query(WORKERS, known_only=True)):
+            found += decode_intact(_read_report, page.items)
+        return [report for report, ends_at in found if report is not None and ends_at > now]
+
+
+@decodes_row
+def _read_report(item: Item) -> tuple[WorkerReport | None, int]:
+    return decode_report(item["report"]), item["ends_at"]

@@ -205,6 +205,15 @@ def permits_key(job_id: str) -> Key:
     return Key(f"Permits#{job_id}", "Permits")
 
 
+WORKERS = "Workers"
+"""Partition of the reports of workers, if there is no Redis."""
+
+
+def worker_key(worker_id: str) -> Key:
+    """Key of the report of a worker."""
+    return Key(WORKERS, f"Worker#{worker_id}")
+
+
 SWEEP = Key("Sweep", "Sweep")
 """The lease of the sweep."""
 FLEET = Key("Fleet", "Fleet")

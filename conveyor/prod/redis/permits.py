@@ -1,4 +1,5 @@
-"""The permits port on Redis: one script, so that each call is atomic, on the server's own time.
+"""The permits port on Redis: one script, so that each call is atomic, on the server's own time. The
+reports of workers lie beside it.
 
 **How Redis may lose a ledger.** It may restart empty, restart from an old snapshot, fail over to a
 replica that has not received the last writes, be flushed, or evict keys. After each of these the
@@ -36,8 +37,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.prod.redis.server import RedisServer, Script
@@ -103,10 +105,13 @@ for _, field in ipairs(redis.call('HRANDFIELD', ledger, 2)) do
   end
 end
 local free = closed and 0 or math.max(0, limit - total)
-return {granted and 1 or 0, free, holders, wanting, closed and text(opens) or '0'}
+local opens_at, opens_in = '0', 0
+if closed then opens_at, opens_in = text(opens), opens - now end
+return {granted and 1 or 0, free, holders, wanting, opens_at, opens_in}
 """)
-"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last result is
-the time at which a ledger that is closed for the call opens, 0 for an open one."""
+"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last results
+are the time at which a ledger that is closed for the call opens, and how long that is from now; 0
+for an open one."""
 
 _log = logging.getLogger("conveyor.permits")
 
@@ -134,7 +139,7 @@ class RedisPermits:
         """
         if request.count < 0:
             raise ValueError("a count of permits is not negative")
-        granted, free, holders, wanting, opens_at = await self._server.run(
+        granted, free, holders, wanting, opens_at, opens_in = await self._server.run(
             HOLD,
             self._key,
             request.job_id,
@@ -148,7 +153,13 @@ class RedisPermits:
             "" if self._instant is None else self._instant(),
         )
         self._log_closing(int(opens_at))
-        return LedgerState(granted=bool(granted), free=free, holders=holders, wanting=wanting)
+        return LedgerState(
+            granted=bool(granted),
+            free=free,
+            holders=holders,
+            wanting=wanting,
+            closed_for=opens_in / 1_000,
+        )
 
     def _log_closing(self, opens_at: int) -> None:
         """Log once, each time that the ledger is closed, when it will open."""
@@ -164,3 +175,71 @@ class RedisPermits:
 def ledger_key(environment: str) -> str:
     """Return the key of a fleet's ledger. The braces pin it to one hash slot in cluster mode."""
     return f"conveyor:{{{environment}}}:permits"
+
+
+# -- reports of workers --
+
+_NOW = """
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+"""
+SAY = Script(
+    _NOW
+    + """
+redis.call('HSET', KEYS[1], ARGV[2], cmsgpack.pack({now + tonumber(ARGV[3]), ARGV[4]}))
+redis.call('EXPIRE', KEYS[1], 86400)
+"""
+)
+LEAVE = Script("redis.call('HDEL', KEYS[1], ARGV[1])")
+ALL = Script(
+    _NOW
+    + """
+local found, kept = {}, redis.call('HGETALL', KEYS[1])
+for place = 1, #kept, 2 do
+  local entry = cmsgpack.unpack(kept[place + 1])
+  if entry[1] > now then found[#found + 1] = entry[2]
+  else redis.call('HDEL', KEYS[1], kept[place]) end
+end
+return found
+"""
+)
+"""An entry is {ends at, report}; times are whole milliseconds."""
+
+
+class RedisWorkers:
+    """The workers port: the reports of one environment, in one hash, as a script has one key. Each
+    field ends by itself, on the server's own time: the next look removes it.
+
+    `instant` returns whole milliseconds in place of the server's time, if time is virtual.
+    """
+
+    def __init__(
+        self, server: RedisServer, *, environment: str, instant: Callable[[], int] | None = None
+    ) -> None:
+        self._server = server
+        self._key = workers_key(environment)
+        self._instant = instant
+
+    async def say(self, report: WorkerReport) -> None:
+        kept_for = math.ceil(report.kept_for * 1_000)
+        await self._server.run(
+            SAY, self._key, self._now(), report.worker_id, kept_for, encode_report(report)
+        )
+
+    async def leave(self, worker_id: str) -> None:
+        await self._server.run(LEAVE, self._key, worker_id)
+
+    async def all(self) -> Sequence[WorkerReport]:
+        found = map(decode_report, await self._server.run(ALL, self._key, self._now()))
+        return sorted(filter(None, found), key=lambda report: report.worker_id)
+
+    def _now(self) -> int | str:
+        return "" if self._instant is None else self._instant()
+
+
+def workers_key(environment: str) -> str:
+    """Return the key of the reports of a fleet."""
+    return f"conveyor:{environment}:workers"

@@ -303,6 +303,15 @@ ITEMS: dict[str, ItemInfo] = {
             "ttl": "a day after the last write",
         },
     ),
+    "worker": ItemInfo(
+        schema.worker_key("WORKER"),
+        "what a worker said last of itself and its lanes, if there is no Redis",
+        {
+            "report": "a `WorkerReport`, as MessagePack",
+            "ends_at": "when it counts no more",
+            "ttl": "the same",
+        },
+    ),
     "sweep": ItemInfo(
         schema.SWEEP,
         "the claim of the sweep",

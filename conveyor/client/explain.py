@@ -1,0 +1,169 @@
+"""Explain in a sentence or two why a job is not faster or stands still, and which command helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from conveyor.client.commands import ServerTarget, Terminal, about
+from conveyor.client.jobs import find_job
+from conveyor.client.output import command, count, printable
+from conveyor.client.program import SUCCEEDED
+from conveyor.client.watch import summary
+from conveyor.client.wire import JobReply, RunReply, RunWaitReply
+from conveyor.domain.model import JobStatus, RunStatus
+from conveyor.domain.run_waits import RunWaitReason
+
+ON_THE_HOST = frozenset({"worker", "admin"})
+"""Commands that talk to no server."""
+
+
+class Explanation(NamedTuple):
+    """What is so, what helps (empty if nothing is to be done), and the words of the `conveyor`
+    command for it."""
+
+    why: str
+    helps: str = ""
+    words: tuple[str, ...] = ()
+
+
+async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> int:
+    """Print the explanation of a job, and the command that helps."""
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, text)
+        with about(job_id):
+            job = await api.job(job_id)
+    found = explain(job)
+    help_command = ""
+    if found.words:
+        on_the_host = found.words[0] in ON_THE_HOST
+        help_command = command(*found.words) if on_the_host else target.command(*found.words)
+    helps = ": ".join(filter(None, (found.helps, help_command)))
+    terminal.say(f"job {printable(job_id)}: {found.why}{f'. {helps}' if helps else ''}")
+    run = job.latest_run
+    terminal.give(
+        {
+            "job_id": job_id,
+            "run_id": None if run is None else run.run_id,
+            "status": job.status if run is None else run.status,
+            "waiting": None if run is None else msgspec.to_builtins(run.waiting),
+            "explanation": found.why,
+            "helps": found.helps or None,
+            "command": help_command or None,
+        }
+    )
+    return SUCCEEDED
+
+
+def explain(job: JobReply) -> Explanation:
+    """Explain a job by what its server says of it."""
+    run = job.latest_run
+    if job.status == JobStatus.DELETED:
+        return Explanation("deleted; what is left of it is being removed")
+    if run is None:
+        return _without_run(job)
+    if run.live:
+        return _live(job, run)
+    return _ended(job, run)
+
+
+def _without_run(job: JobReply) -> Explanation:
+    if job.schedule is None:
+        return Explanation("all its runs are deleted", "Run it again", ("rerun", job.job_id))
+    if job.schedule_state == "paused":
+        return Explanation(
+            "its schedule is paused, and it never ran",
+            "Let it fire again",
+            ("schedule", "resume", job.job_id),
+        )
+    fires = ("Its fires", ("schedule", "show", job.job_id))
+    if job.next_scheduled_run is None:
+        return Explanation("it never ran, and no fire follows", *fires)
+    return Explanation(f"it fires first at {printable(job.next_scheduled_run)}", *fires)
+
+
+def _ended(job: JobReply, run: RunReply) -> Explanation:
+    why, stats = summary(run), run.stats
+    if job.next_scheduled_run is not None:
+        why += f"; the next run begins at {printable(job.next_scheduled_run)}"
+    if stats.completed < stats.total:
+        failed = ("--failed",) if stats.failed else ()
+        return Explanation(
+            why, "Work the rest", ("rerun", job.job_id, *failed, "--unfinished", "--watch")
+        )
+    if stats.failed:
+        return Explanation(
+            why, "Try the failed tasks again", ("rerun", job.job_id, "--failed", "--watch")
+        )
+    return Explanation(why, "Its results", ("results", job.job_id))
+
+
+def _live(job: JobReply, run: RunReply) -> Explanation:
+    stats = run.stats
+    done = f"{stats.completed:,} of {count(stats.total, 'task')} done"
+    if run.status == RunStatus.PENDING and not run.paused:
+        return Explanation(
+            f"{done}, and the job is open: it waits for more tasks, or for "
+            f"POST /v1/jobs/{printable(job.job_id)}/close, which ends it"
+        )
+    watch = ("Follow it", ("watch", job.job_id))
+    if run.waiting is None:
+        return Explanation(f"{done}; nothing holds it back", *watch)
+    wait = run.waiting
+    why = f"{done}; it waits because {printable(wait.detail)} ({printable(wait.reason)}"
+    if wait.since:
+        why += f", since {printable(wait.since)}"
+    why += f", until {printable(wait.until)})" if wait.until else ")"
+    return Explanation(why, *_HELP.get(wait.reason, _watching)(job, wait))
+
+
+Help = Callable[[JobReply, RunWaitReply], tuple[str, tuple[str, ...]]]
+"""Tell what helps a job that waits, and the words of the command."""
+
+
+def _watching(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    return "It goes on by itself", ("watch", job.job_id)
+
+
+def _resuming(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    return "Let it go on", ("resume", job.job_id)
+
+
+def _starting(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    return "Start one, or look why it fell silent", ("worker",)
+
+
+def _checking(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    return "Free room, or bring the store of bodies back; in production", ("admin", "check")
+
+
+def _easing(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    return "It goes on by itself, as fast as the gateway takes it", ("watch", job.job_id)
+
+
+def _listing(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    return "It goes on by itself; its tasks say why they wait", ("results", job.job_id)
+
+
+def _widening(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    more = str(2 * max(1, job.max_inflight))
+    return "A job gets more with", ("submit", "FILE", "--max-inflight", more)
+
+
+def _growing(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    return "More workers help, or more slots (CONVEYOR_WORKERS)", ("worker",)
+
+
+_HELP: dict[str, Help] = {
+    RunWaitReason.PAUSED: _resuming,
+    RunWaitReason.NO_WORKER: _starting,
+    RunWaitReason.BODIES_NOT_KEPT: _checking,
+    RunWaitReason.GATEWAY_THROTTLED: _easing,
+    RunWaitReason.HOST_CLOSED: _listing,
+    RunWaitReason.RETRY_BACKOFF: _listing,
+    RunWaitReason.MAX_INFLIGHT: _widening,
+    RunWaitReason.SLOTS: _growing,
+}
+"""By reason; the others end by themselves."""

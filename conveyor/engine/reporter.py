@@ -1,0 +1,227 @@
+"""The reports of a worker: who it is, and what keeps it from calling more for each of its runs."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import anyio
+import msgspec
+
+from conveyor.aio.outages import Outage, Outages
+from conveyor.aio.resilience import log_and_continue
+from conveyor.domain.model import WaitReason
+from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport, encode_report
+from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.lanes import Lane, PutOffRows
+from conveyor.engine.policy import Policy
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Shared
+from conveyor.ports.workers import MOST_BYTES, MOST_LANES, Workers
+
+THROTTLED_FOR = 10.0
+"""Seconds after a refusal for load for which a job counts as slowed down, whatever its ceiling."""
+SAME_INSTANT = 500
+"""Milliseconds by which two instants may differ that were read off two clocks, and be the same."""
+LAST_WORD = 2.0
+"""Most seconds that the end of a worker waits for the removal of its report."""
+
+_ASKED = (WaitReason.HOST_RETRY_AFTER, WaitReason.RETRY_AFTER)
+
+_log = logging.getLogger("conveyor.engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReporterOptions:
+    """A worker as it names itself: its id, version, heartbeat, slots and length of claims. It
+    reports each `every` seconds, at most its heartbeat. All times are in seconds."""
+
+    worker_id: str
+    version: str
+    heartbeat: float
+    every: float
+    slots: int
+    claim_seconds: float
+
+
+class _Reason(NamedTuple):
+    """What keeps a lane, since and until moments in monotonic seconds. The begin is None where it
+    is the first look that found it."""
+
+    reason: RunWaitReason
+    since: float | None = None
+    until: float | None = None
+
+
+class Reported(NamedTuple):
+    """The parts of a worker that a report is about."""
+
+    dispatcher: Dispatcher
+    policy: Policy
+    outages: Outages
+
+
+class WorkerReporter:
+    """Says, at the start and once a heartbeat, what a dispatcher does."""
+
+    def __init__(
+        self, about: Reported, workers: Workers, clock: Clock, options: ReporterOptions
+    ) -> None:
+        self._dispatcher, self._policy, self._outages = about
+        self._workers = workers
+        self._clock = clock
+        self._options = options
+        self._started_at = clock.now()
+        self._told_last: dict[str, LaneReport] = {}
+
+    async def run(self) -> None:
+        """Say a report now and at each interval, until cancelled. One that fails is logged, and
+        changes nothing else."""
+        while True:
+            await log_and_continue(_log, "the report of this worker failed", self._say)
+            await self._clock.sleep(self._options.every)
+
+    async def leave(self) -> None:
+        """Remove the report, at a good end."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_WORD):
+            await log_and_continue(_log, "the report of this worker was not removed", self._leave)
+
+    async def _say(self) -> None:
+        await self._workers.say(self.report())
+
+    async def _leave(self) -> None:
+        await self._workers.leave(self._options.worker_id)
+
+    def report(self) -> WorkerReport:
+        """Look at all lanes and build a report of at most MOST_LANES and MOST_BYTES."""
+        now, wall = self._clock.monotonic(), self._clock.now()
+        away = self._outages.now()
+        lanes = [self._lane(lane, away, now, wall) for lane in self._dispatcher.lanes]
+        seen = {lane.run_id for lane in lanes}
+        put_off = self._dispatcher.lanes.put_off
+        for run_id, rows in list(put_off.items()):
+            rows.forget_due(now)
+            if rows.first_due is None:
+                del put_off[run_id]
+            elif run_id not in seen:
+                # Nothing polls its queue, which was empty for long.
+                reason = _put_off(rows)
+                lanes.append(self._told(LaneReport(run_id=run_id), reason, rows, now, wall))
+        self._told_last = {lane.run_id: lane for lane in lanes if lane.reason is not None}
+        return _bounded(self._whole(away, wall), lanes)
+
+    def _whole(self, away: Sequence[Outage], wall: int) -> WorkerReport:
+        options = self._options
+        return WorkerReport(
+            worker_id=options.worker_id,
+            version=options.version,
+            started_at=self._started_at,
+            said_at=wall,
+            heartbeat=options.heartbeat,
+            slots=options.slots,
+            in_use=self._dispatcher.calling,
+            claim_seconds=options.claim_seconds,
+            away=tuple(outage.shared.value for outage in away),
+        )
+
+    def _lane(self, lane: Lane, away: Sequence[Outage], now: float, wall: int) -> LaneReport:
+        rows = self._dispatcher.lanes.put_off.get(lane.run_id)
+        if rows is not None:
+            rows.forget_due(now)
+        permits = self._policy.state(lane, now)
+        seen = LaneReport(
+            run_id=lane.run_id,
+            in_flight=max(0, lane.busy - lane.probing),
+            buffered=len(lane.buffer),
+            permits=permits.permits,
+            limit=lane.limit,
+            ceiling=min(lane.limit, int(lane.ceiling)),
+        )
+        return self._told(seen, self._reason(lane, away, rows, now), rows, now, wall)
+
+    def _reason(
+        self, lane: Lane, away: Sequence[Outage], rows: PutOffRows | None, now: float
+    ) -> _Reason | None:
+        """Return the first reason of the list that keeps this worker from calling more."""
+        if lane.closed or lane.dropped:
+            return _put_off(rows) if rows is not None and lane.only_waits else None
+        if lane.lost_since is not None:
+            return _Reason(RunWaitReason.QUEUE_LOST, lane.lost_since)
+        permits = self._policy.state(lane, now)
+        if permits.reason is RunWaitReason.PERMITS_CLOSED:
+            return _Reason(permits.reason, until=permits.until)
+        for outage in sorted(away, key=lambda one: one.shared is not Shared.STORE):
+            if outage.shared is Shared.STORE or self._outages.is_shut:
+                keeps = outage.shared is not Shared.STORE
+                reason = RunWaitReason.GATEWAY_THROTTLED if keeps else RunWaitReason.BODIES_NOT_KEPT
+                return _Reason(reason, now - (self._clock.now() - outage.since) / 1_000)
+        if _is_throttled(lane, rows, now):
+            return _Reason(RunWaitReason.GATEWAY_THROTTLED)
+        if lane.empties:
+            return _put_off(rows) if rows is not None and lane.only_waits else None
+        if permits.reason is not None:
+            return _Reason(permits.reason, until=permits.until)
+        return _Reason(RunWaitReason.SLOTS) if self._dispatcher.is_full else None
+
+    def _told(
+        self,
+        seen: LaneReport,
+        found: _Reason | None,
+        rows: PutOffRows | None,
+        now: float,
+        wall: int,
+    ) -> LaneReport:
+        """Add to a lane what was found, since when, and until when: as it was told last, unless
+        that has changed."""
+        count = 0 if rows is None else rows.by_reason().total()
+        if found is None:
+            return msgspec.structs.replace(seen, put_off=count)
+        last = self._told_last.get(seen.run_id)
+        since = wall if found.since is None else wall - round((now - found.since) * 1_000)
+        if last is not None and last.reason is found.reason:
+            since = last.since
+        until = None if found.until is None else wall + round((found.until - now) * 1_000)
+        if until is not None and last is not None and last.until is not None:
+            until = last.until if abs(until - last.until) < SAME_INSTANT else until
+        return msgspec.structs.replace(
+            seen, put_off=count, reason=found.reason, since=since, until=until
+        )
+
+
+def _is_throttled(lane: Lane, rows: PutOffRows | None, now: float) -> bool:
+    """Tell whether the gateway's refusals keep a job below its limit."""
+    if now - lane.throttled_at < THROTTLED_FOR:
+        return True
+    if int(lane.ceiling) < lane.limit and lane.room <= 0:
+        return True
+    return rows is not None and rows.by_reason()[WaitReason.LOAD_REFUSAL] > 0
+
+
+def _put_off(rows: PutOffRows) -> _Reason | None:
+    """Name the reason for which all rows that are left wait, of a run whose queue is empty."""
+    counts: Counter[WaitReason | None] = rows.by_reason()
+    if not counts:
+        return None
+    reason = RunWaitReason.RETRY_BACKOFF
+    if counts[WaitReason.HOST_RETRY_AFTER] and counts.total() == sum(counts[one] for one in _ASKED):
+        reason = RunWaitReason.HOST_CLOSED
+    elif counts.total() == counts[None]:
+        reason = RunWaitReason.CLAIMS_HELD
+    return _Reason(reason, until=rows.first_due)
+
+
+def _bounded(whole: WorkerReport, lanes: list[LaneReport]) -> WorkerReport:
+    """Return the report with as many lanes as it may have, the idle ones left out first."""
+    lanes.sort(key=lambda lane: (lane.reason is None, lane.in_flight == 0, lane.run_id))
+    room = MOST_LANES
+    while True:
+        report = msgspec.structs.replace(
+            whole, lanes=tuple(lanes[:room]), lanes_left_out=max(0, len(lanes) - room)
+        )
+        size = len(encode_report(report))
+        if size <= MOST_BYTES:
+            return report
+        room = max(0, min(room, len(lanes)) * MOST_BYTES // size - 1)

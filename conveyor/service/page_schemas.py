@@ -1,0 +1,218 @@
+"""The records of pages, shown as HTML, or as JSON at the same address with `.json` behind it.
+
+A field that a page may lack is UNSET then, and left out of the JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from conveyor.domain.result_shape import ResultShape
+from conveyor.service.schemas import (
+    DeliveriesPage,
+    EventBody,
+    FailureGroupBody,
+    FireRecordBody,
+    JobScheduleBody,
+    ProblemBody,
+    ResultBody,
+    RunBody,
+    ScheduleBody,
+    WaitBody,
+)
+
+
+class RunPace(msgspec.Struct, frozen=True):
+    """Tasks that end in a second, as measured over the last `seconds`."""
+
+    per_second: float
+    seconds: int
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and one of its runs, as a line of a list."""
+
+    job_id: str
+    type: str
+    status: str
+    priority: int
+    name: str | UnsetType = UNSET
+    external_id: str | UnsetType = UNSET
+    run: RunBody | UnsetType = UNSET
+    inherited: int = 0
+    pace: RunPace | UnsetType = UNSET
+    created_at: str
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong now."""
+
+    kind: str
+    detail: str
+    since: str | UnsetType = UNSET
+    job_id: str | UnsetType = UNSET
+    run_id: str | UnsetType = UNSET
+
+
+class LaneLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as a worker has it in hand; `job_id` is there where the run is among the latest."""
+
+    run_id: str
+    job_id: str | UnsetType = UNSET
+    in_flight: int
+    buffered: int
+    permits: int
+    ceiling: int
+    reason: str | UnsetType = UNSET
+    since: str | UnsetType = UNSET
+    until: str | UnsetType = UNSET
+
+
+class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker and the lanes that the reader may see."""
+
+    worker_id: str
+    version: str
+    started_at: str
+    said_at: str
+    age_seconds: float
+    is_silent: bool
+    slots: int
+    in_use: int
+    away: list[str]
+    lanes: list[LaneLine]
+    lanes_left_out: int
+
+
+class WorkersPage(msgspec.Struct, frozen=True):
+    """The workers that said a word lately."""
+
+    workers: list[WorkerLine]
+
+
+class OverviewPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of now. `has_more` tells that more runs are live than are listed."""
+
+    live: list[JobLine]
+    has_more: bool
+    ended: list[JobLine]
+    troubles: list[Trouble]
+    tasks_per_second: float
+    calls_in_flight: int
+    slots: int
+    workers: int
+    silent_workers: int
+    oldest_waiting: JobLine | UnsetType = UNSET
+
+
+class JobsFound(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of jobs: `looked` were looked through for it."""
+
+    jobs: list[JobLine]
+    looked: int
+    next_cursor: str | UnsetType = UNSET
+
+
+class RunPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, and what belongs to it."""
+
+    job: JobLine
+    run: RunBody
+    is_latest: bool
+    waiting_tasks: int
+    seconds_left: float | UnsetType = UNSET
+    shape: ResultShape
+    rerun_of: str | UnsetType = UNSET
+    groups: list[FailureGroupBody]
+    runs: list[RunBody]
+    has_more_runs: bool
+    has_webhook: bool
+    has_schedule: bool
+
+
+class ResultsShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the rows of a run."""
+
+    job: JobLine
+    run: RunBody
+    is_latest: bool
+    status: str
+    group: str | UnsetType = UNSET
+    results: list[ResultBody]
+    next_cursor: str | UnsetType = UNSET
+
+
+class TaskDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """A task with its attempts. Values of custom headers are masked."""
+
+    job: JobLine
+    run: RunBody
+    task_id: str
+    status: str
+    url: str
+    method: str
+    params: dict[str, str]
+    request: dict[str, Any]
+    attempts: list[EventBody]
+    external_id: str | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+    waiting: WaitBody | UnsetType = UNSET
+    error: ProblemBody | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    source_run_id: str | UnsetType = UNSET
+    size: int | UnsetType = UNSET
+    content_type: str | UnsetType = UNSET
+    result_url: str | UnsetType = UNSET
+    created_at: str
+    updated_at: str
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """The beginning of a body, of `size` bytes in all."""
+
+    data: bytes
+    size: int
+    content_type: str
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the body goes on."""
+        return len(self.data) < self.size
+
+
+class ScheduleLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduled job in a list."""
+
+    job: JobLine
+    schedule: ScheduleBody
+    schedule_state: str
+    next_scheduled_run: str | UnsetType = UNSET
+
+
+class SchedulesPage(msgspec.Struct, frozen=True):
+    """Scheduled jobs."""
+
+    schedules: list[ScheduleLine]
+    next_cursor: str | UnsetType = UNSET
+
+
+class SchedulePage(msgspec.Struct, frozen=True):
+    """The schedule of a job, and the outcomes of its fires."""
+
+    job: JobLine
+    schedule: JobScheduleBody
+    fires: list[FireRecordBody]
+    next_cursor: str | UnsetType = UNSET
+
+
+class DeliveriesShown(msgspec.Struct, frozen=True, kw_only=True):
+    """The events of one caller or job; for a reader of all callers without a job, the latest jobs
+    that have a webhook."""
+
+    jobs: list[JobLine]
+    page: DeliveriesPage
+    job_id: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET

@@ -1,0 +1,70 @@
+"""Tells of each live run that is shown why it waits, by what the workers said last.
+
+However many runs are shown, the reports of the workers are read together, at most once a second.
+The store is never asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from conveyor.aio.resilience import log_and_continue
+from conveyor.domain.model import Run
+from conveyor.domain.run_waits import Crew, RunWait, WorkerReport, run_wait
+from conveyor.ports.clock import Clock
+from conveyor.ports.workers import Workers
+
+READ_EVERY = 1.0
+"""Least seconds between two reads of the reports."""
+AFTER_FAILURE = 10.0
+"""Least seconds from a read that failed to the next one: a request waits for it."""
+
+Waits = Callable[[Run], RunWait | None]
+"""Tells why a run waits, or None."""
+
+_log = logging.getLogger("conveyor.service")
+
+
+class RunWaits:
+    """What runs wait for. `heartbeat` is that of the workers, in seconds, until one was heard."""
+
+    def __init__(self, workers: Workers, clock: Clock, *, heartbeat: float) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._heartbeat = heartbeat
+        self._crew: Crew | None = None
+        self._heard_at = clock.now()
+        self._read_from = float("-inf")
+        self._reading = anyio.Lock()
+
+    async def crew(self) -> Crew | None:
+        """Return the workers as they were last heard; None while that cannot be known. Only the
+        first request ever waits for the read of another."""
+        if self._clock.monotonic() < self._read_from or (self._crew and self._reading.locked()):
+            return self._crew
+        async with self._reading:
+            now = self._clock.monotonic()
+            if now >= self._read_from:
+                reports = await log_and_continue(
+                    _log, "the reports of workers could not be read", self._workers.all
+                )
+                self._crew = self._heard(reports)
+                self._read_from = now + (AFTER_FAILURE if reports is None else READ_EVERY)
+            return self._crew
+
+    async def look(self) -> Waits:
+        """Look at the workers, and return what tells of each run why it waits."""
+        crew, now = await self.crew(), self._clock.now()
+        return lambda run: run_wait(run, crew, now)
+
+    def _heard(self, reports: Sequence[WorkerReport] | None) -> Crew | None:
+        if reports is None:
+            # Nobody knows how long the workers were silent meanwhile.
+            self._heard_at = self._clock.now()
+            return None
+        crew = Crew(reports, heard_at=self._heard_at, heartbeat=self._heartbeat)
+        self._heard_at = max(self._heard_at, crew.heard_at)
+        return crew

@@ -1,0 +1,105 @@
+"""Pages of a fleet: a sign-in at one api counts at the other, and a change there is the job's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from conveyor.domain.api_keys import key_hash
+from conveyor.http.pages.session import COOKIE, ROOT, SIGN_IN
+from conveyor.testing.fleet import RoleFleet
+from tests.acceptance.support_fleet import fleet
+from tests.acceptance.support_wire import ENDED, KEY, eventually, target
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+    pytest.mark.extended,
+    pytest.mark.timeout(600),
+]
+
+OPERATOR = "key-of-an-operator"
+PROXIED = {"X-Forwarded-For": "10.0.0.1", "X-Forwarded-Proto": "https"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
+    settings: dict[str, Any] = {
+        "dashboard": "on",
+        "api_keys": key_hash(KEY),
+        "operator_keys": f"{key_hash(OPERATOR)} acts",
+        "log_level": "info",
+    }
+    with fleet(tmp_path_factory.mktemp("fleet"), apis=2, workers=1, **settings) as started:
+        yield started
+
+
+def signed_in(origin: str, key: str) -> dict[str, str]:
+    """Sign in at one api; the headers of a browser from then on."""
+    answer = httpx.post(f"{origin}{SIGN_IN}", data={"key": key}, headers=PROXIED)
+    assert answer.status_code == 303, answer.text
+    cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    assert cookie.startswith(f"{COOKIE}=")
+    assert key not in cookie
+    return {**PROXIED, "Cookie": cookie}
+
+
+@pytest.fixture
+def calls(running: RoleFleet) -> Iterator[httpx.Client]:
+    """A client of the API with the caller's key."""
+    headers = {"X-API-Key": KEY}
+    with httpx.Client(base_url=running.apis[0].info.api, headers=headers, timeout=60) as client:
+        yield client
+
+
+def test_a_sign_in_at_one_api_counts_at_the_other(running: RoleFleet, calls: httpx.Client) -> None:
+    one, other = (process.info.api.removesuffix("/v1") for process in running.apis)
+    kinds = [target("gone", status=404), *(target(f"flaky{n}", flaky=1) for n in range(2))]
+    submitted = {"tasks": [{"url": url} for url in [*kinds, target("good")]], "max_attempts": 1}
+    job_id = calls.post("/jobs", json={**submitted, "name": "nightly"}).json()["job_id"]
+
+    def ended() -> dict[str, object] | None:
+        run: dict[str, object] = calls.get(f"/jobs/{job_id}").json()["latest_run"]
+        return run if run["status"] in ENDED else None
+
+    first = eventually(ended, "the run")
+    address = f"{ROOT}/jobs/{job_id}"
+    for key in (KEY, OPERATOR):
+        headers = signed_in(one, key)
+        page = httpx.get(f"{other}{address}", headers=headers)
+        assert (page.status_code, "nightly" in page.text) == (200, True)
+        assert key not in page.text
+        assert httpx.get(f"{other}/v1/jobs/{job_id}", headers=headers).status_code == 401
+
+    [token] = set(re.findall(r'name="token" value="(\w+)"', page.text))
+    [group] = set(re.findall(r'name="group" value="(\w+)"', page.text)) - {
+        row["failure_group"]
+        for row in calls.get(f"/jobs/{job_id}/results", params={"status": "failed"}).json()[
+            "results"
+        ]
+        if "gone" in row["url"]
+    }
+    form = {"token": token, "status": "failed", "group": group}
+    answer = httpx.post(f"{other}{address}/rerun", data=form, headers=headers)
+    assert (answer.status_code, answer.headers.get("Location")) == (303, address), answer.text
+    eventually(lambda: (run := ended()) and run["run_id"] != first["run_id"], "the rerun")
+    stats = calls.get(f"/jobs/{job_id}").json()["latest_run"]["stats"]
+    assert (stats["successful"], stats["failed"], stats["inherited"]) == (3, 1, 2)
+
+    logged = running.output().decode()
+    assert key_hash(OPERATOR) in logged
+    assert OPERATOR not in logged
+    assert KEY not in logged
+
+
+def test_strangers_get_the_sign_in_page_of_a_fleet(running: RoleFleet) -> None:
+    origin = running.apis[0].info.api.removesuffix("/v1")
+    for headers in (PROXIED, {**PROXIED, "Cookie": f"{COOKIE}=AAAA"}):
+        answer = httpx.get(f"{origin}{ROOT}", headers=headers)
+        assert (answer.status_code, 'name="key"' in answer.text) == (401, True)
+    refused = httpx.post(f"{origin}{SIGN_IN}", data={"key": "of-nobody"}, headers=PROXIED)
+    assert refused.status_code == 401

@@ -1,0 +1,106 @@
+"""Why a run waits where workers, or what they share, go away under it: read from a real fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import boto3
+import pytest
+import redis
+
+from conveyor.domain.run_waits import RunWaitReason
+from conveyor.prod.redis.permits import ledger_key
+from conveyor.prod.sqs.registry import run_queue_name
+from conveyor.testing.fleet import RoleFleet
+from tests.acceptance.support_fleet import fleet, services
+from tests.acceptance.support_fleet_runs import QUICK, pages, until_called, waiting_for
+from tests.acceptance.support_waits import told
+from tests.acceptance.support_wire import Wire
+from tests.conformance.emulators import REGION
+
+pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
+
+R = RunWaitReason
+SLOTS = 50
+
+
+@pytest.fixture(
+    scope="module",
+    params=["redis", pytest.param("dynamodb", marks=pytest.mark.full)],
+    ids=["redis", "no redis"],
+)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RoleFleet]:
+    """A fleet of two workers. Where there is no Redis, their reports are rows."""
+    there = services() if request.param == "redis" else replace(services(), redis="")
+    # Claims outlive the silence after which their worker counts as gone.
+    settings: dict[str, Any] = {**QUICK, "visibility_timeout": 20}
+    directory = tmp_path_factory.mktemp("fleet")
+    with fleet(directory, apis=1, workers=2, over=there, **settings) as started:
+        yield started
+
+
+def waits(wire: Wire, job: str, *reasons: RunWaitReason | None) -> Any:
+    """Wait until the run waits for one of the reasons; what it says of that."""
+
+    def look() -> Any:
+        waiting = wire.latest_run(job).get("waiting", {})
+        return (waiting,) if waiting.get("reason") in reasons else None
+
+    return waiting_for(look, f"the run waits because of {reasons}")[0]
+
+
+def test_a_queue_that_is_missing(running: RoleFleet) -> None:
+    with Wire(running.api) as wire:
+        urls = pages("lost", 60, delay=0.5)
+        run = wire.submit(urls, max_inflight=1)["latest_run"]
+        until_called(running, urls, 1)
+        name = run_queue_name(running.name, run["run_id"], 1)
+        sqs = boto3.client("sqs", region_name=REGION, endpoint_url=services().sqs)
+        sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName=name)["QueueUrl"])
+        told(wire, running.api, run["job_id"], R.QUEUE_LOST)
+        wire.ask("POST", f"/jobs/{run['job_id']}/stop")
+
+
+def test_a_ledger_that_was_begun_anew(running: RoleFleet) -> None:
+    if not running.environment.get("CONVEYOR_REDIS_URL"):
+        pytest.skip("a ledger in DynamoDB loses nothing, so it never begins anew")
+    with Wire(running.api) as wire, redis.Redis.from_url(services().redis) as server:
+        server.delete(ledger_key(running.name))
+        job = wire.submit(pages("late", 3, delay=0.1))["job_id"]
+        waiting = told(wire, running.api, job, R.PERMITS_CLOSED)["waiting"]
+        assert waiting["until"] > waiting["since"]
+        assert wire.ended(job)["stats"]["successful"] == 3
+
+
+def test_workers_that_die_one_after_the_other(running: RoleFleet) -> None:
+    first, second = running.workers
+    with Wire(running.api) as wire:
+        urls = pages("held", 600, delay=8)
+        job = wire.submit(urls, max_inflight=SLOTS + 10)["job_id"]
+        until_called(running, urls, SLOTS + 5)
+        told(wire, running.api, job, R.MAX_INFLIGHT)
+
+        first.kill()
+        held = waits(wire, job, R.CLAIMS_HELD)
+        assert held["detail"].endswith("under claims of a worker that is silent")
+        assert held["until"] > held["since"]
+
+        second.kill()
+        alone = waits(wire, job, R.NO_WORKER)
+        assert alone["detail"] == "no worker has said a word for 3 heartbeats of 1 s"
+        paused = wire.ask("POST", f"/jobs/{job}/pause")["waiting"]
+        assert (paused["reason"], paused["others"][0]) == (R.PAUSED, R.NO_WORKER)
+        wire.ask("POST", f"/jobs/{job}/resume")
+
+        for worker in (first, second):
+            running.restart(worker)
+        waits(wire, job, None, R.MAX_INFLIGHT, R.SLOTS)
+        # One that ends in order takes its word back, so that the other is not missed for it.
+        assert first.end() == 0
+        waits(wire, job, None, R.MAX_INFLIGHT, R.SLOTS)
+        wire.ask("POST", f"/jobs/{job}/stop")
+        running.restart(first)

@@ -1,0 +1,337 @@
+"""Pages of the dashboard over HTTP: headers, JSON, bounds, and errors in words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from conveyor.domain.model import Problem
+from conveyor.http.pages.routes import PAGE_HEADERS, PAGES, PREVIEW_HEADERS
+from conveyor.http.pages.session import SessionOptions
+from conveyor.http.pages.views import duration, pace, percent, size
+from conveyor.records.blob_keys import result_key
+from conveyor.service.overview import MOST_IMAGE, MOST_PREVIEWED, PAGE
+from tests.unit.http_api import Api, open_api, problem_of
+
+HTML_BOUND = 120 * 1_024
+HOSTILE = "<script>alert('a')</script>\"'`{{7*7}}"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with open_api(tmp_path / "data", sessions=SessionOptions(on_loopback=True)) as opened:
+        yield opened
+
+
+async def look(api: Api, path: str, *, status: int = 200) -> httpx.Response:
+    """Fetch a page, which is small and has the headers of all pages."""
+    answer = await api.bare.get(path)
+    assert answer.status_code == status, answer.text
+    assert len(answer.content) <= HTML_BOUND
+    headers = {name: answer.headers[name] for name in PAGE_HEADERS}
+    assert headers == PAGE_HEADERS
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    return answer
+
+
+def task_path(job: dict[str, Any], task_id: str) -> str:
+    run = job["latest_run"]
+    return f"/dashboard/jobs/{run['job_id']}/runs/{run['run_id']}/tasks/{task_id}"
+
+
+async def finished(api: Api, body: bytes, content_type: str) -> str:
+    """Make a task that brought back a body; the address of its page."""
+    job = await api.submit(1)
+    [task] = await api.tasks_of(job["latest_run"]["run_id"])
+    await api.succeed(
+        job["job_id"], task.run_id, task.task_id, body=body, content_type=content_type
+    )
+    return task_path(job, task.task_id)
+
+
+# -- headers and addresses --
+
+
+def test_the_policy_of_pages_lets_nothing_run_but_ours() -> None:
+    policy = dict(
+        part.strip().split(" ", 1) for part in PAGE_HEADERS["Content-Security-Policy"].split(";")
+    )
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "img-src": "'self'",
+        "connect-src": "'self'",
+        "form-action": "'self'",
+        "frame-src": "'self'",
+        "frame-ancestors": "'none'",
+        "base-uri": "'none'",
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "'none'",
+    }
+    assert PREVIEW_HEADERS["Content-Security-Policy"] == (
+        "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    )
+
+
+async def test_each_page_is_there_as_json_too(api: Api) -> None:
+    job = await api.submit(2, webhook=None)
+    run = job["latest_run"]
+    [task, _] = await api.tasks_of(run["run_id"])
+    values = {"job_id": job["job_id"], "run_id": run["run_id"], "task_id": task.task_id}
+    seen = 0
+    for path in PAGES:
+        if "delivery_id" in path or "export_id" in path or path.endswith("/schedule"):
+            continue
+        address = path.format(**values)
+        page = await look(api, address)
+        assert "<h1" in page.text
+        assert f'href="{address}.json"' in page.text
+        twin = await api.bare.get(f"{address}.json")
+        assert twin.status_code == 200
+        assert twin.headers["Content-Type"] == "application/json"
+        assert isinstance(twin.json(), dict)
+        seen += 1
+    assert seen == len(PAGES) - 3
+
+
+async def test_a_browser_at_the_root_is_sent_to_the_dashboard(api: Api) -> None:
+    answer = await api.bare.get("/", headers={"Accept": "text/html"})
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/dashboard")
+    assert (await api.bare.get("/")).status_code == 404
+
+
+async def test_without_a_dashboard_there_are_no_pages(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data") as plain:
+        for path in ("/dashboard", "/dashboard/jobs", "/dashboard/static/dashboard.css"):
+            problem_of(await plain.bare.get(path), status=404, code="not_found")
+
+
+async def test_files_of_ours_are_kept_until_they_change(api: Api) -> None:
+    for name in ("dashboard.css", "dashboard.js", "keys.js", "live.js", "stream.js", "times.js"):
+        found = await api.bare.get(f"/dashboard/static/{name}")
+        assert found.status_code == 200
+        assert found.headers["X-Content-Type-Options"] == "nosniff"
+        known = {"If-None-Match": found.headers["ETag"]}
+        again = await api.bare.get(f"/dashboard/static/{name}", headers=known)
+        assert (again.status_code, again.content) == (304, b"")
+    missing = await api.bare.get("/dashboard/static/nothing.js")
+    assert missing.status_code == 404
+
+
+def test_our_scripts_are_short() -> None:
+    scripts = Path("conveyor/http/pages/static").glob("*.js")
+    assert sum(len(script.read_text().splitlines()) for script in scripts) <= 600
+
+
+# -- errors --
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "back"),
+    [
+        ("/dashboard/nowhere", 404, "/dashboard"),
+        ("/dashboard/jobs/nothing", 404, "/dashboard/jobs"),
+        ("/dashboard/jobs?state=odd", 400, "/dashboard"),
+        ("/dashboard/jobs?cursor=bad", 400, "/dashboard"),
+        ("/dashboard/schedules?cursor=bad", 400, "/dashboard"),
+    ],
+)
+async def test_an_error_is_a_page_with_a_way_back(
+    api: Api, path: str, status: int, back: str
+) -> None:
+    page = await look(api, path, status=status)
+    assert f'<a href="{back}">Go back</a>' in page.text
+    base, _, query = path.partition("?")
+    if path != "/dashboard/nowhere":
+        twin = await api.bare.get(f"{base}.json?{query}")
+        assert twin.status_code == status
+        assert twin.headers["Content-Type"] == "application/problem+json"
+
+
+async def test_a_cursor_of_another_list_is_refused_in_words(api: Api) -> None:
+    for _ in range(2):
+        await api.submit(PAGE + 1)
+    jobs = (await api.client.get("/v1/jobs")).json()["jobs"]
+    addresses = [
+        f"/dashboard/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/results"
+        for job in jobs
+    ]
+    cursor = (await api.bare.get(f"{addresses[0]}.json")).json()["next_cursor"]
+    assert len((await look(api, f"{addresses[0]}?cursor={cursor}")).text.split("data-row")) == 2
+    page = await look(api, f"{addresses[1]}?cursor={cursor}", status=400)
+    assert "not a cursor of this list" in page.text
+    await look(api, f"{addresses[0]}?group=abc", status=400)
+    await look(api, f"{addresses[0]}?status=failed&group=aaaaaaaaaaaa", status=409)
+
+
+# -- lists --
+
+
+async def test_a_filter_looks_through_a_bounded_number_of_jobs_and_says_so(api: Api) -> None:
+    for number in range(5):
+        await api.submit(1, name=f"shop {number}", external_id=f"id-{number}")
+    await api.submit(1, name="other")
+    found = (await api.bare.get("/dashboard/jobs.json?name=shop")).json()
+    assert [job["name"] for job in found["jobs"]] == [f"shop {n}" for n in (4, 3, 2, 1, 0)]
+    assert found["looked"] == 6
+    one = await look(api, "/dashboard/jobs?external_id=id-3&state=running&type=regular")
+    assert "1 found, 6 looked through, which is all" in one.text
+    assert "shop 3" in one.text
+    none = await look(api, "/dashboard/jobs?state=paused")
+    assert "0 found, 6 looked through" in none.text
+
+
+@pytest.mark.slow
+async def test_pages_of_jobs_go_on_where_the_last_one_ended(api: Api) -> None:
+    names = [f"job {number}" for number in range(PAGE + 7)]
+    for name in names:
+        await api.submit(1, name=name)
+    first = (await api.bare.get("/dashboard/jobs.json")).json()
+    second = (await api.bare.get(f"/dashboard/jobs.json?cursor={first['next_cursor']}")).json()
+    shown = [job["name"] for job in [*first["jobs"], *second["jobs"]]]
+    assert shown == list(reversed(names))
+    assert "next_cursor" not in second
+    await look(api, "/dashboard/jobs")
+
+
+# -- tasks --
+
+
+async def test_custom_headers_are_masked(api: Api) -> None:
+    headers = {"Authorization": "Bearer hunter2", "X-Trace": "17"}
+    job = await api.submit(1, zenrows_params={"custom_headers": headers, "wait": 50})
+    [task] = await api.tasks_of(job["latest_run"]["run_id"])
+    address = task_path(job, task.task_id)
+    page = (await look(api, address)).text
+    twin = (await api.bare.get(f"{address}.json")).text
+    for text in (page, twin):
+        assert "hunter2" not in text
+        assert "Authorization" in text
+    assert "X-API-Key: " in page
+    assert "key-of-alice" not in page
+
+
+async def test_texts_of_others_are_escaped(api: Api) -> None:
+    job = await api.submit(1, name=HOSTILE, metadata={HOSTILE: HOSTILE})
+    [task] = await api.tasks_of(job["latest_run"]["run_id"])
+    await api.fail(task.run_id, task.task_id, Problem("c", HOSTILE, 404, detail=HOSTILE))
+    address = f"/dashboard/jobs/{job['job_id']}"
+    for path in (
+        "/dashboard",
+        "/dashboard/jobs",
+        f"/dashboard/jobs?{httpx.QueryParams({'name': HOSTILE})}",
+        address,
+        f"{address}/runs/{task.run_id}/results",
+        task_path(job, task.task_id),
+    ):
+        page = await look(api, path)
+        assert "<script>alert" not in page.text
+        assert "{{7*7}}" in page.text
+
+
+async def preview(api: Api, address: str, form: str = "text", *, status: int = 200) -> str:
+    """Fetch a preview, which has the headers of previews and never redirects."""
+    answer = await api.bare.get(f"{address}/preview?as={form}")
+    assert answer.status_code == status
+    assert {name: answer.headers[name] for name in PREVIEW_HEADERS} == PREVIEW_HEADERS
+    return answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "shown"),
+    [
+        ("Grüße".encode("windows-1252"), "text/plain; charset=windows-1252", "Grüße"),
+        (b'{"a":[1,2]}', "application/json", "  &#34;a&#34;: ["),
+        (b'{"a":', "application/json", "{&#34;a&#34;:"),
+        (b"\x89PNG\0\xff", "application/octet-stream", "00000000  89 50 4e 47 00 ff"),
+        (b"a\0b", "text/plain; charset=no-such", "00000000  61 00 62"),
+        (b"<b>&", "text/html", "&lt;b&gt;&amp;"),
+        (b"", "text/plain", "The body is empty"),
+    ],
+)
+async def test_a_body_is_shown_as_text(
+    api: Api, body: bytes, content_type: str, shown: str
+) -> None:
+    address = await finished(api, body, content_type)
+    assert shown in await preview(api, address)
+
+
+async def test_a_large_body_is_cut_and_its_page_stays_small(api: Api) -> None:
+    address = await finished(api, "ü<".encode() * 7_000_000, "text/html; charset=utf-8")
+    page = (await look(api, address)).text
+    assert "20.0 MB" in page
+    text = await preview(api, address)
+    assert text.count("ü") in (MOST_PREVIEWED // 3, MOST_PREVIEWED // 3 + 1)
+    assert "Cut here" in text
+    rendered = await api.bare.get(f"{address}/preview?as=html")
+    assert len(rendered.content) == MOST_PREVIEWED
+    assert rendered.headers["Content-Type"] == "text/html; charset=utf-8"
+
+
+async def test_images_are_shown_up_to_a_mebibyte(api: Api) -> None:
+    small = await finished(api, b"\x89PNG" + b"0" * 100, "image/png")
+    assert f'src="{small}/preview?as=image"' in (await look(api, small)).text
+    shown = await api.bare.get(f"{small}/preview?as=image")
+    assert (shown.headers["Content-Type"], len(shown.content)) == ("image/png", 104)
+    large = await finished(api, b"0" * (MOST_IMAGE + 1), "image/png")
+    assert "as=image" not in (await look(api, large)).text
+    await preview(api, large, "image", status=404)
+    drawn = await finished(api, b"<svg/>", "image/svg+xml")
+    assert "as=image" not in (await look(api, drawn)).text
+    await preview(api, drawn, "image", status=404)
+
+
+async def test_a_body_that_is_not_there_is_told_in_words(api: Api) -> None:
+    job = await api.submit(2)
+    [first, second] = await api.tasks_of(job["latest_run"]["run_id"])
+    assert "has not ended" in await preview(api, task_path(job, first.task_id), status=409)
+    await api.fail(second.run_id, second.task_id)
+    assert "the task failed" in await preview(api, task_path(job, second.task_id), status=404)
+    await api.succeed(job["job_id"], first.run_id, first.task_id)
+    [first, _] = await api.tasks_of(first.run_id)
+    await api.binding.blobs.delete(
+        result_key(job["job_id"], first.run_id, first.task_id, first.claim_number, 30)
+    )
+    await preview(api, task_path(job, first.task_id), status=410)
+
+
+# -- numbers --
+
+
+def test_shares_never_round_the_first_or_the_last_away() -> None:
+    assert [percent(part, 1_000_000) for part in (0, 1, 500_000, 999_999, 1_000_000)] == [
+        "0%",
+        "0.1%",
+        "50%",
+        "99.9%",
+        "100%",
+    ]
+    assert (percent(5, 8), percent(0, 0)) == ("63%", "0%")
+
+
+def test_sizes_stretches_of_time_and_paces_are_short() -> None:
+    assert [size(number) for number in (0, 1_023, 1_536, 20 << 20)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KB",
+        "20.0 MB",
+    ]
+    assert [duration(seconds) for seconds in (0, 0.4, 59, 61, 3_600, 90_061)] == [
+        "0 s",
+        "under 1 s",
+        "59 s",
+        "1 min 1 s",
+        "1 h 0 min",
+        "1 d 1 h",
+    ]
+    assert [pace(rate) for rate in (0, 0.5, 12.34)] == ["none", "30.0/min", "12.3/s"]
