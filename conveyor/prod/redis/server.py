@@ -160,7 +160,8 @@ class RedisServer:
 
     async def _drop_connections(self) -> None:
         """Close the connections that nobody uses at once, and each of the others after its call."""
-        await self._pool.update_active_connections_for_reconnect()
+        mark: Callable[[], Awaitable[None]] = self._pool.update_active_connections_for_reconnect
+        await mark()
         with anyio.move_on_after(CLOSING):
             await self._pool.disconnect(inuse_connections=False)
 
