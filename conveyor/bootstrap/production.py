@@ -293,6 +293,7 @@ def _measure(
     telemetry.family("aws_calls", lambda: stats.calls.items())
     telemetry.family("aws_retries", lambda: stats.retries.items())
     telemetry.family("aws_throttles", lambda: stats.throttles.items())
+    telemetry.family("aws_undone", lambda: stats.undone.items())
     telemetry.family(
         "aws_consumed_capacity",
         lambda: (((operation,), units) for operation, units in stats.capacity.items()),

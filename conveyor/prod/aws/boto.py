@@ -36,6 +36,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import AnswerParsers, ForeignAnswer
 from conveyor.prod.aws.calls import (
+    THROTTLED_PARTS,
     Answer,
     AwsOptions,
     AwsRefused,
@@ -136,7 +137,7 @@ class BotoAws:
                 if not _is_passing(refused, error):
                     self.stats.calls[service, operation, "refused"] += 1
                     raise refused from None
-                if refused.word in THROTTLES:
+                if refused.word in THROTTLES or THROTTLED_PARTS & set(refused.reasons):
                     self.stats.throttles[service, operation] += 1
                 reason = refused.word
             except _UNANSWERED as error:
