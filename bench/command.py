@@ -37,7 +37,7 @@ SCENARIOS = {
         "How fast is the whole job, against two other task queues?",
         repeats=5,
         tasks=10_000,
-        rows=("conveyor", "taskiq", "dramatiq"),
+        rows=("conveyor", "watched", "taskiq", "dramatiq"),
         extra=("against", "on"),
     ),
     "submit": Entry(

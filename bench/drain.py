@@ -16,16 +16,18 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Protocol
 
 from bench.against import Code, Halves
-from bench.conveyor_server import ConveyorServer, add_bodies
+from bench.conveyor_server import API_KEY, ConveyorServer, add_bodies
 from bench.harness import (
     PEERS_PYTHON,
     ROOT,
@@ -35,7 +37,7 @@ from bench.harness import (
     Row,
     Scenario,
     Spread,
-    count_files,
+    count_bodies,
     file_system,
     judged_row,
     median,
@@ -65,6 +67,8 @@ DIRECT = (
 DRAIN_SECONDS = 300.0
 SHARED_MEMORY = Path("/dev/shm")
 PLACES = ("tmpfs", "tree")
+OURS = ("conveyor", "watched")
+"""The contenders that are no peers: this server, and the same with a reader of its stream."""
 
 
 class Contender(Protocol):
@@ -137,6 +141,26 @@ class Conveyor:
 
     def broker_cpu(self) -> float:
         return 0.0
+
+
+class Watched(Conveyor):
+    """conveyor-dev while somebody reads the stream of the run."""
+
+    def release(self) -> None:
+        run = self._server.latest_run(self._job)
+        reader = threading.Thread(target=self._read, args=(run["run_id"],), daemon=True)
+        reader.start()
+        self._stack.callback(reader.join)
+        super().release()
+
+    def _read(self, run_id: str) -> None:
+        """Read the stream to its end. Raises RuntimeError for one without an end."""
+        connection = HTTPConnection(self._server.address, timeout=DRAIN_SECONDS)
+        with closing(connection):
+            path = f"/v1/jobs/{self._job}/runs/{run_id}/events"
+            connection.request("GET", path, headers={"X-API-Key": API_KEY})
+            if b"event: end" not in connection.getresponse().read():
+                raise RuntimeError("the stream of the run broke off")
 
 
 class Peer:
@@ -231,6 +255,7 @@ def dramatiq(directory: Path, site: Site, stack: ExitStack) -> Peer:
 
 CONTENDERS: dict[str, Callable[[Path, Site, ExitStack], Contender]] = {
     "conveyor": Conveyor,
+    "watched": Watched,
     "taskiq": taskiq,
     "dramatiq": dramatiq,
 }
@@ -281,7 +306,7 @@ def measure(name: str, options: Options, code: Code | None = None) -> Drain:
         served = site.requests() - requests
         if served != options.tasks:
             raise RuntimeError(f"{name}: {served} requests for {options.tasks} tasks")
-    bodies = count_files(directory, PAGE_BYTES) - 1  # nginx's own page lies there too
+    bodies = count_bodies(directory, PAGE_BYTES) - 1  # nginx's own page lies there too
     if bodies != options.tasks + WARM_UP:
         raise RuntimeError(f"{name}: {bodies} bodies for {options.tasks} + {WARM_UP} tasks")
     if options.discards:
@@ -325,7 +350,7 @@ def take_turn(names: Sequence[str], options: Options) -> Turn:
 
 def best_peer(turns: Sequence[Turn]) -> str | None:
     """Return the peer that drains the most tasks a second at the median; None without peers."""
-    peers = [name for name in turns[0].runs if name != "conveyor"]
+    peers = [name for name in turns[0].runs if name not in OURS]
     return min(
         peers, key=lambda name: median([turn.runs[name].drain for turn in turns]), default=None
     )
@@ -346,6 +371,10 @@ def figures(name: str, tasks: int, turns: Sequence[Turn]) -> dict[str, Figure]:
         "µs queue/task": round(median([run.broker_cpu / tasks * 1e6 for run in runs])),
         "peak RSS MB": round(median([run.peak_rss / 2**20 for run in runs])),
     }
+    if name == "watched" and "conveyor" in turns[0].runs:
+        found["× unwatched"] = Ratio(
+            median([turn.runs["conveyor"].drain / turn.runs[name].drain for turn in turns])
+        )
     if (best := best_peer(turns)) is not None:
         speeds = Spread.of([turn.runs[best].drain / turn.runs[name].drain for turn in turns])
         costs = Spread.of([turn.runs[name].cpu / turn.runs[best].cpu for turn in turns])
@@ -403,7 +432,7 @@ def run(options: Options) -> list[Row]:
     """Run every contender in turn, in several rounds, on each file system."""
     names = [name for name in CONTENDERS if options.wants(name)]
     programs = [find_nginx()]
-    if any(name != "conveyor" for name in names):
+    if any(name not in OURS for name in names):
         programs.append(find_redis())
         if not PEERS_PYTHON.exists():
             raise MissingProgram("the peers need .venv-peers, which scripts/bench makes")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import statistics
@@ -29,6 +30,8 @@ __all__ = ["DEFAULT_WORK", "ROOT", "WIDTH"]
 ROOT = Path(__file__).resolve().parent.parent
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 """The interpreter of the environment that scripts/bench makes for the peers."""
+_HEAD = re.compile(rb"\S+ (\d+) [0-9a-f]{8}\n")
+"""What stands before a body in a segment."""
 Figure = float | int | str
 T = TypeVar("T")
 
@@ -210,12 +213,24 @@ def wait_until(done: Callable[[], bool], *, seconds: float, pause: float = 0.02)
     return time.perf_counter()
 
 
-def count_files(directory: Path, size: int) -> int:
-    """Count the files of exactly `size` bytes below a directory, databases left out."""
+def count_bodies(directory: Path, size: int) -> int:
+    """Count the bodies of exactly `size` bytes below a directory, databases left out: files, and
+    what is packed into segments."""
     found = 0
     for folder, _folders, names in os.walk(directory):
-        paths = (os.path.join(folder, name) for name in names if ".sqlite" not in name)
-        found += sum(os.stat(path).st_size == size for path in paths)
+        paths = [Path(folder, name) for name in names if ".sqlite" not in name]
+        if Path(folder).name == "segments":
+            found += sum(_packed(path.read_bytes(), size) for path in paths)
+        else:
+            found += sum(path.stat().st_size == size for path in paths)
+    return found
+
+
+def _packed(segment: bytes, size: int) -> int:
+    found = place = 0
+    while head := _HEAD.match(segment, place):
+        place = head.end() + int(head[1])
+        found += int(head[1]) == size and place <= len(segment)
     return found
 
 

@@ -72,8 +72,7 @@ async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
 
     The claims of the earlier process name those bodies, so they must not be void yet.
     """
-    for key in await store.claimed_bodies():
-        await blobs.delete(key)
+    await blobs.remove_unsettled(await store.claimed_bodies())
     known = await store.known_runs()
     ingesting = {one.run_id for one in await store.ingestion.stuck_ingests(before=FOREVER)}
     for job_id, run_id in await blobs.staged_runs():

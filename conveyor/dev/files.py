@@ -1,5 +1,5 @@
-"""The blobs port over files: a body lies under its key, written aside and then renamed. Bodies that
-no row names yet are written in place.
+"""The blobs port over files: a body lies under its key, written aside and then renamed. Small
+results are appended to the segments of their run.
 
 Bodies survive the death of the process at any instant, not a loss of power. Runs on asyncio.
 
@@ -28,6 +28,13 @@ import aiofiles
 import anyio
 from anyio import CancelScope, to_thread
 
+from conveyor.dev.segments import (
+    PACKED_MOST,
+    SegmentWriter,
+    packed_body,
+    packing_run,
+    remove_unsettled,
+)
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import Blobs, Content, NewBodies, NoRoom
 from conveyor.records.blob_keys import checked_key, checked_prefix
@@ -43,18 +50,19 @@ _SEVERAL = 4
 
 @dataclass(slots=True)
 class _Job:
-    """Files to write, in place or aside, and the future of their errors."""
+    """Bodies to store, new ones or one aside, and the future of the keys they lie under or their
+    errors."""
 
-    files: Sequence[tuple[str, bytes]]
-    in_place: bool
-    done: asyncio.Future[list[Exception | None]]
+    bodies: Sequence[tuple[str, bytes]]
+    new: bool
+    done: asyncio.Future[list[str | Exception]]
     loop: asyncio.AbstractEventLoop
-    errors: list[Exception | None]
+    results: list[str | Exception]
 
 
 class FileWriter:
-    """A thread that writes bodies to files below `root`; `temporary` returns an unused path on
-    their file system. `kept` counts the bodies that were written, `kept_bytes` their bytes."""
+    """A thread that writes bodies below `root`, by their keys; `temporary` returns an unused path
+    on their file system. `kept` counts the bodies that were written, `kept_bytes` their bytes."""
 
     def __init__(self, root: str, temporary: Callable[[], str]) -> None:
         self._root = root
@@ -62,30 +70,32 @@ class FileWriter:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.segments = SegmentWriter(root)
         self.kept = self.kept_bytes = 0
 
-    async def write(self, target: str, body: bytes) -> None:
+    async def write(self, key: str, body: bytes) -> None:
         """Write one file, whole or not at all. Raises OSError; NoRoom if smaller ones fit. A
         cancelled write may still happen."""
-        [error] = await self._submit([(target, body)], in_place=False)
-        if error is not None:
-            raise error
+        [result] = await self._submit([(key, body)], new=False)
+        if isinstance(result, Exception):
+            raise result
 
-    async def write_in_place(self, files: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
-        """Write files under their own names; return the error of each. A file that failed is
-        removed, a cancelled write may still happen, and a kill may leave part of a file."""
-        return await self._submit(files, in_place=True)
+    async def write_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[str | Exception]:
+        """Store bodies in segments, or in files under their own names; return the key or the error
+        of each. A file that failed is removed, a cancelled write may still happen, and a kill may
+        leave part of a body."""
+        return await self._submit(bodies, new=True)
 
     async def _submit(
-        self, files: Sequence[tuple[str, bytes]], *, in_place: bool
-    ) -> list[Exception | None]:
+        self, bodies: Sequence[tuple[str, bytes]], *, new: bool
+    ) -> list[str | Exception]:
         if self._closed:
             raise OSError(errno.EBADF, "closed")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="file-writer", daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
-        job = _Job(files, in_place, loop.create_future(), loop, [])
+        job = _Job(bodies, new, loop.create_future(), loop, [])
         self._queue.put(job)
         return await job.done
 
@@ -97,6 +107,7 @@ class FileWriter:
             self._queue.put(None)
             with CancelScope(shield=True):
                 await to_thread.run_sync(thread.join)
+        self.segments.close()
 
     def _run(self) -> None:
         open_ended = True
@@ -119,20 +130,43 @@ class FileWriter:
     def _write(self, job: _Job) -> None:
         if job.done.cancelled():
             return
-        for target, body in job.files:
-            try:
-                if job.in_place:
-                    write_in_place(target, body, self._root)
-                else:
-                    temporary = self._temporary()
-                    write_file(temporary, body)
-                    move_into_place(temporary, target, self._root)
-            except Exception as error:
-                job.errors.append(self.refusal(error, len(body)) or error)
+        packed = self._pack(job.bodies) if job.new else {}
+        for place, (key, body) in enumerate(job.bodies):
+            job.results.append(packed.get(place) or self._write_file(key, body, aside=not job.new))
+
+    def _pack(self, bodies: Sequence[tuple[str, bytes]]) -> dict[int, str]:
+        """Append bodies to segments, those of a run in one write; return the keys by their place in
+        the list. What cannot be appended is missing."""
+        runs: dict[str, list[int]] = {}
+        for place, (key, body) in enumerate(bodies):
+            run = packing_run(key, body)
+            if run is not None:
+                runs.setdefault(run, []).append(place)
+        packed: dict[int, str] = {}
+        for run, places in runs.items():
+            named = [(bodies[place][0].rpartition("/")[2], bodies[place][1]) for place in places]
+            # Written one by one, each of them meets this error by itself, or none.
+            with contextlib.suppress(OSError):
+                packed.update(zip(places, self.segments.append(run, named), strict=True))
+        self.kept += len(packed)
+        self.kept_bytes += sum(len(bodies[place][1]) for place in packed)
+        return packed
+
+    def _write_file(self, key: str, body: bytes, *, aside: bool) -> str | Exception:
+        """Write a body to a file of its own; return its key, or the error."""
+        target = f"{self._root}/{key}"
+        try:
+            if aside:
+                temporary = self._temporary()
+                write_file(temporary, body)
+                move_into_place(temporary, target, self._root)
             else:
-                self.kept += 1
-                self.kept_bytes += len(body)
-                job.errors.append(None)
+                write_in_place(target, body, self._root)
+        except Exception as error:
+            return self.refusal(error, len(body)) or error
+        self.kept += 1
+        self.kept_bytes += len(body)
+        return key
 
     def refusal(self, error: BaseException | None, size: int) -> NoRoom | None:
         """Return the refusal of a body of at least `size` bytes, if the disk that was full for it
@@ -227,10 +261,10 @@ def move_into_place(temporary: str, target: str, root: str) -> None:
 def _settle(batch: list[_Job]) -> None:
     for job in batch:
         if not job.done.done():
-            job.done.set_result(job.errors)
+            job.done.set_result(job.results)
 
 
-PIECE = 256 * 1024
+PIECE = PACKED_MOST
 """Bytes: at most as many are in a piece that is read, and in a body that counts as small."""
 
 _TEMPORARIES = "tmp"
@@ -280,25 +314,43 @@ class FileBlobs(Blobs, NewBodies):
         if len(head) > PIECE:
             return await self._put_large(target, head, rest)
         with _DISK:
-            await self._writer.write(target, head)
+            await self._writer.write(key, head)
         return len(head)
 
-    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
-        files = [(self._path(key), body) for key, body in bodies]
+    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[str | Exception]:
+        for key, _ in bodies:
+            checked_key(key)
         try:
-            errors = await self._writer.write_in_place(files)
+            results = await self._writer.write_new(bodies)
         except OSError as error:
-            errors = [error] * len(files)
-        return [_unavailable(error) if isinstance(error, OSError) else error for error in errors]
+            results = [error] * len(bodies)
+        return [_unavailable(found) if isinstance(found, OSError) else found for found in results]
 
     async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
-        path = self._path(key)
+        path, packed = self._path(key), packed_body(key)
         with _DISK:
-            return await to_thread.run_sync(_open_body, path, size)
+            if packed is None:
+                return await to_thread.run_sync(_open_body, path, size)
+            if size is not None and size != packed.size:
+                return None
+            body = await to_thread.run_sync(packed.read, self._root)
+        return None if body is None else _in_one_piece(body)
 
     async def delete(self, key: str) -> None:
+        path, packed = self._path(key), packed_body(key)
         with _DISK:
-            await to_thread.run_sync(_unlink, self._path(key))
+            if packed is None:
+                await to_thread.run_sync(_unlink, path)
+            else:
+                await to_thread.run_sync(self._writer.segments.drop, packed)
+
+    async def remove_unsettled(self, keys: Sequence[str]) -> None:
+        """Remove the bodies that an earlier process stored under these keys, which no row names:
+        files, and segments with no other body."""
+        paths = [self._path(key) for key in keys]
+        with _DISK:
+            await to_thread.run_sync(_unlink_all, paths)
+            await to_thread.run_sync(remove_unsettled, self._root, keys)
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         # In portions off the event loop, so that a large prefix blocks nobody.
@@ -306,6 +358,7 @@ class FileBlobs(Blobs, NewBodies):
         most = sys.maxsize if limit is None else limit
         removed = 0
         with _DISK:
+            await to_thread.run_sync(self._writer.segments.close_below, prefix)
             while removed < most:
                 size = min(_REMOVALS_AT_A_TIME, most - removed)
                 portion = await to_thread.run_sync(_remove_some, removals, size)
@@ -320,8 +373,12 @@ class FileBlobs(Blobs, NewBodies):
         return [key for key in keys if key > after][:limit]
 
     async def size(self, key: str) -> int | None:
+        path, packed = self._path(key), packed_body(key)
         with _DISK:
-            return await to_thread.run_sync(_size, self._path(key))
+            if packed is None:
+                return await to_thread.run_sync(_size, path)
+            whole = await to_thread.run_sync(_size, f"{self._root}/{packed.segment}")
+        return packed.size if whole is not None and whole >= packed.offset + packed.size else None
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
         return None
@@ -506,6 +563,11 @@ class _Body:
             os.close(descriptor)
 
 
+async def _in_one_piece(body: bytes) -> AsyncIterator[bytes]:
+    if body:
+        yield body
+
+
 def _open_body(path: str, size: int | None) -> AsyncIterator[bytes] | None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -534,6 +596,11 @@ def _unlink(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def _unlink_all(paths: Iterable[str]) -> None:
+    for path in paths:
+        _unlink(path)
 
 
 def _removals(top: str, root: str) -> Iterator[bool]:

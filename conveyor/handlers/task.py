@@ -138,6 +138,14 @@ class ClaimedTask(Held):
     error: Exception | None = None
     trace: Recording | None = None
 
+    def note_stored(self, key: str) -> None:
+        """Note that the body lies under a key, which the row is to name."""
+        self.stored, self.blob_key = True, key
+        settlement = self.settlement
+        if isinstance(settlement, Succeeded):
+            result = msgspec.structs.replace(settlement.result, blob_key=key)
+            self.settlement = Succeeded(settlement.event, result)
+
 
 @dataclass(slots=True)
 class _HeldClaim:
@@ -610,14 +618,14 @@ class TaskHandler(StagedHandler):
             return
         bodies = [(held.blob_key, held.body) for held in full if held.body is not None]
         began = self._clock.now()
-        errors = await pipeline.bodies.put_new(bodies)
+        stored = await pipeline.bodies.put_new(bodies)
         self._trace(full, "body", began)
-        for held, error in zip(full, errors, strict=True):
-            if error is None:
-                held.stored = True
+        for held, found in zip(full, stored, strict=True):
+            if isinstance(found, str):
+                held.note_stored(found)
                 self._breaker.succeeded()
                 continue
-            meaning = self._unkept(error) if isinstance(error, ConveyorError) else error
+            meaning = self._unkept(found) if isinstance(found, ConveyorError) else found
             if isinstance(meaning, ResultLost):
                 held.error = meaning
                 continue

@@ -54,9 +54,10 @@ class NewBodies(Protocol):
     killed may leave part of one; the deletion of its run removes it.
     """
 
-    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
-        """Store (key, body) pairs; return for each the error that kept it from being stored, or
-        None. The errors are those of `BlobWriter.put`, and leave nothing under the key."""
+    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[str | Exception]:
+        """Store (key, body) pairs; return for each the key that its row is to name, which may be
+        another one below the run's prefix, or the error that kept it from being stored. The errors
+        are those of `BlobWriter.put`, and leave nothing that a row could name."""
         ...
 
 
@@ -65,7 +66,8 @@ class BlobReader(Protocol):
 
     async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
         """Return a body in pieces of at most 256 KiB; None if the key has no body, or with a `size`
-        one of another number of bytes, which lost some."""
+        one of another number of bytes, which lost some, or one that is damaged where the key has
+        its checksum."""
         ...
 
     async def size(self, key: str) -> int | None:

@@ -339,7 +339,8 @@ class Results:
         pieces = await self._context.blobs.open(result.blob_key, size=result.size)
         if pieces is None:
             raise ConveyorError(
-                ErrorCode.RESULT_EXPIRED, "the body of the result is missing, or lost some bytes"
+                ErrorCode.RESULT_EXPIRED,
+                "the body of the result is missing, or lost some bytes, or is damaged",
             )
         return Content(pieces, result.size, result.content_type)
 

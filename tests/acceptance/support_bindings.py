@@ -14,6 +14,7 @@ from tests.acceptance.support_boot import Booted
 from tests.acceptance.support_data import rows_of
 from tests.acceptance.support_wire import holds_no_permit
 from tests.conformance.emulators import REGION, address
+from tests.disk import body_files
 from tests.patient import fetched
 
 DEVELOPMENT, FLEET = "development", "fleet"
@@ -68,7 +69,7 @@ def bodies(server: Serving, part: str) -> list[str]:
     else:
         assert isinstance(server, Booted)
         root = server.data_dir / "blobs"
-        keys = [str(path.relative_to(root)) for path in server.files()]
+        keys = [str(path.relative_to(root)) for path in body_files(server.data_dir)]
     return [key for key in keys if part in key]
 
 

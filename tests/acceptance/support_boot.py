@@ -53,7 +53,7 @@ class Booted:
         return self.stdout.read_bytes() + self.stderr.read_bytes()
 
     def files(self) -> list[Path]:
-        """The result bodies that are stored, and whatever was left beside them."""
+        """The files of bodies that are stored, and whatever was left beside them."""
         return list(files_below(self.data_dir / "blobs"))
 
     def memory(self, which: str) -> int:

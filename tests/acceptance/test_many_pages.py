@@ -21,6 +21,7 @@ from tests.acceptance.support_pages import (
     standard_library,
     write_manual,
 )
+from tests.disk import body_bytes, body_files
 
 SOME, ALL = 550, 12_000
 BATCH = 2_000
@@ -51,7 +52,7 @@ def digest(content: bytes) -> str:
 def scrape_and_compare(server: Booted, origin: str, root: Path, pages: list[Path]) -> None:
     """Scrape pages under every spelling of their URLs; hold all that is stored against them."""
     urls = {f"{origin}/{text}": page for page in pages for text in spellings(page)}
-    before = set(server.files())
+    before = set(body_files(server.data_dir))
     with Caller(server.api) as caller:
         rows = caller.scraped(*urls)
         assert [row["url"] for row in rows] == list(urls)
@@ -63,8 +64,8 @@ def scrape_and_compare(server: Booted, origin: str, root: Path, pages: list[Path
             assert answer.content == page, row["url"]
             assert answer.headers["Content-Type"].startswith("text/html"), row["url"]
         assert all(len(caller.history(row)) == 1 for row in rows[:20])
-        stored = set(server.files()) - before
-        assert Counter(digest(file.read_bytes()) for file in stored) == Counter(
+        stored = set(body_files(server.data_dir)) - before
+        assert Counter(digest(body_bytes(body)) for body in stored) == Counter(
             digest((root / page).read_bytes()) for page in urls.values()
         )
         caller.http.delete(f"/jobs/{rows[0]['job_id']}")

@@ -29,6 +29,29 @@ async def _kept(blobs: FileBlobs, key: str, content: Content) -> str:
     return "kept"
 
 
+async def _packed(blobs: FileBlobs) -> list[str]:
+    """Pack bodies of a run until the disk is full, and read those that were stored; return what
+    came in the way of others, and of reading."""
+    stored: dict[str, bytes] = {}
+    errors: set[str] = set()
+    number = 0
+    while not errors:
+        bodies = [(f"results/30/J/R/00000/{number + n}.1", b"%d" % n * SMALL) for n in range(10)]
+        number += len(bodies)
+        for (_, body), one in zip(bodies, await blobs.put_new(bodies), strict=True):
+            if isinstance(one, str):
+                stored[one] = body
+            else:
+                errors.add(type(one).__name__)
+    for key, body in stored.items():
+        pieces = await blobs.open(key, size=len(body))
+        if pieces is None or b"".join([piece async for piece in pieces]) != body:
+            errors.add(f"{key} was lost")
+    assert len(stored) > 20
+    assert any("segments" in key for key in stored)
+    return sorted(errors)
+
+
 async def main(root: Path) -> dict[str, object]:
     """Store bodies until the disk is full."""
     blobs = FileBlobs(root)
@@ -39,8 +62,10 @@ async def main(root: Path) -> dict[str, object]:
         "large piece by piece": await _kept(blobs, "a/4", _pieces(LARGE)),
     }
     together = [("a/5", bytes(SMALL)), ("a/6", bytes(LARGE))]
-    errors = await blobs.put_new(together)
-    found["many at once"] = ["kept" if error is None else type(error).__name__ for error in errors]
+    stored = await blobs.put_new(together)
+    found["many at once"] = [
+        "kept" if isinstance(one, str) else type(one).__name__ for one in stored
+    ]
     # Each fits alone, and they fill the disk together: none of them is too large.
     at_once = (_kept(blobs, f"b/{number}", _pieces(USUAL)) for number in range(8))
     found["usual ones at once"] = "NoRoom" in await asyncio.gather(*at_once)
@@ -50,6 +75,10 @@ async def main(root: Path) -> dict[str, object]:
         number += 1
     found["full"] = await _kept(blobs, "a/8", bytes(SMALL))
     found["large while full"] = await _kept(blobs, "a/9", _pieces(LARGE))
+    await blobs.delete_prefix("a/")
+    found["packed until full"] = await _packed(blobs)
+    await blobs.delete_prefix("results/")
+    found["packed again"] = await _packed(blobs)
     await blobs.aclose()
     found["leftovers"] = os.listdir(root / "tmp")
     return found

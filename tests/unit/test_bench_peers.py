@@ -15,7 +15,7 @@ from bench.drain import Drain, Turn, best_peer, figures, files_figures, places, 
 from bench.gateway_engine import Cost
 from bench.gateway_engine import figures as client_figures
 from bench.gets import CONCURRENCY, timed
-from bench.harness import Options, count_files
+from bench.harness import Options, count_bodies
 from bench.servers import PAGE_BYTES, MissingProgram, find_nginx, find_redis
 
 
@@ -51,6 +51,14 @@ def test_without_peers_there_is_no_ratio() -> None:
     assert "× best peer" not in figures("conveyor", 1_000, alone)
 
 
+def test_a_watched_server_is_no_peer_and_stands_beside_one_that_is_not() -> None:
+    turns = [turn(conveyor=(seconds, 1.0), watched=(2.0, 1.0)) for seconds in (1.0, 1.9, 1.8)]
+
+    assert best_peer(turns) is None
+    assert figures("watched", 1_000, turns)["× unwatched"] == 0.9
+    assert "× unwatched" not in figures("conveyor", 1_000, turns)
+
+
 def test_the_files_share_is_of_the_cpu_in_the_same_round() -> None:
     turns = [turn(files_cpu=cpu, conveyor=(1.0, 2.0)) for cpu in (0.2, 0.5, 0.4)]
 
@@ -63,7 +71,7 @@ def test_the_bare_loop_writes_as_many_bodies_and_databases_are_none(tmp_path: Pa
     seconds, cpu = write_bodies(tmp_path, 7)
     (tmp_path / "states-1.sqlite").write_bytes(bytes(PAGE_BYTES))
 
-    assert count_files(tmp_path, PAGE_BYTES) == 7
+    assert count_bodies(tmp_path, PAGE_BYTES) == 7
     assert seconds > 0
     assert cpu >= 0
 

@@ -69,7 +69,7 @@ async def read(blobs: FileBlobs, key: str) -> bytes | None:
     return None if pieces is None else b"".join([piece async for piece in pieces])
 
 
-async def test_new_bodies_are_written_under_their_own_names(
+async def test_new_bodies_of_no_run_are_written_under_their_own_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def renamed(*_: object) -> None:
@@ -77,12 +77,12 @@ async def test_new_bodies_are_written_under_their_own_names(
 
     monkeypatch.setattr(os, "rename", renamed)
     blobs = FileBlobs(tmp_path)
-    bodies = [(f"results/30/J/R/0000{number % 3}/{number}", b"%d" % number) for number in range(50)]
-    assert await blobs.put_new(bodies) == [None] * 50
+    bodies = [(f"exports/J/R/0000{number % 3}/{number}", b"%d" % number) for number in range(50)]
+    assert await blobs.put_new(bodies) == [key for key, _ in bodies]
     for key, body in bodies:
         assert await read(blobs, key) == body
         assert (tmp_path / key).stat().st_mode & 0o777 == 0o600
-    assert await blobs.put_new([(bodies[0][0], b"")]) == [None]
+    assert await blobs.put_new([(bodies[0][0], b"")]) == [bodies[0][0]]
     assert await read(blobs, bodies[0][0]) == b""
     await blobs.aclose()
     [late] = await blobs.put_new([("late", b"x")])
@@ -105,7 +105,7 @@ async def test_a_new_body_that_fails_harms_no_other_and_leaves_nothing(
         [("a/1", b"whole one"), ("a/1/below", b"x"), ("a/2", b"full"), ("a/3", b"whole three")]
     )
     monkeypatch.undo()
-    assert first is third is None
+    assert (first, third) == ("a/1", "a/3")
     for error in (taken, second):
         assert isinstance(error, ConveyorError)
         assert error.code is ErrorCode.UNAVAILABLE
@@ -206,10 +206,10 @@ class TroubledBodies:
         self.errors = errors
         self.count = 0
 
-    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
-        errors = [self.errors.get(self.count + number) for number in range(len(bodies))]
+    async def put_new(self, bodies: Sequence[tuple[str, bytes]]) -> list[str | Exception]:
+        found = [self.errors.get(self.count + n, key) for n, (key, _) in enumerate(bodies)]
         self.count += len(bodies)
-        return errors
+        return found
 
 
 @dataclasses.dataclass
