@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
@@ -132,16 +133,11 @@ async def open_binding(
             sealing_secrets=await _sealing_secrets(aws, table, options),
             aclose=stack.pop_all().aclose,
         )
-
-    def away() -> list[str]:
-        ours = ["redis"] if server is not None and server.away else []
-        return [*boto.stats.away(clock.monotonic()), *ours]
-
     return ProdBinding(
         ports=ports,
         store=store,
         stats=boto.stats,
-        away=away,
+        away=partial(_away, boto.stats, server, clock),
         jobs=_jobs(options, store, server),
         rate_limit=_rate_limit(options, server),
         agree=agree,
@@ -188,6 +184,12 @@ async def _open_redis(
     stack.push_async_callback(server.aclose)
     await check_redis(server, options, works=works)
     return server
+
+
+def _away(stats: CallStats, server: RedisServer | None, clock: Clock) -> list[str]:
+    """Name the services that do not answer at present."""
+    ours = ["redis"] if server is not None and server.away else []
+    return [*stats.away(clock.monotonic()), *ours]
 
 
 def _queues(
