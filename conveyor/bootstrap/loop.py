@@ -21,7 +21,7 @@ from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
-from conveyor.engine.telemetry import Backlog, Reports, Telemetry
+from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
 from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
@@ -289,9 +289,9 @@ class LoopOptions:
 
     `policy` makes its permit policy, `polling` says how it polls queues, `picking` makes its rule
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
-    adds workers by it, and how events are delivered, for alarms. The worker reports what it does
-    once a heartbeat, and each `report_every` seconds if that is less. `tracer` records what is
-    sampled.
+    adds workers by it; how many tasks ended, and how events are delivered, for alarms. The worker
+    reports what it does once a heartbeat, and each `report_every` seconds if that is less. `tracer`
+    records what is sampled.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -360,6 +360,8 @@ def build_worker(
     ]
     if options.logs_backlog:
         tickers.append(_minutely(reports.tell, clock, what="telling of webhooks"))
+        telling_ends = TaskFigures(telemetry).tell
+        tickers.append(_minutely(telling_ends, clock, what="telling of ended tasks"))
     chores = Chores(
         control=_control_handlers(binding, settings, clock),
         tickers=tickers,

@@ -28,6 +28,7 @@ from conveyor.engine.policy import PolicyFactory
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import LoopLag, Telemetry
 from conveyor.engine.worker import Worker
+from conveyor.gateway.watch import WatchedGateway
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import ApiKeys, open_api_keys
 from conveyor.http.malformed import protocol
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from conveyor.prod.aws.calls import Aws
     from conveyor.prod.binding import ProdBinding
     from conveyor.prod.dynamodb.store import DynamoStore
+    from conveyor.prod.ecs import TaskProtection
     from conveyor.prod.options import ProdOptions
 
 
@@ -76,7 +78,7 @@ class RoleRuntime:
     `probes` is the application of /readyz and /metrics. A process without a worker runs `lag`
     itself. `agree` checks that this process still shares the fleet's permit ledger, bucket and
     secret, and is called every `agree_every` seconds; it raises ConveyorError(conflict) once it
-    does not.
+    does not. `protection` keeps a worker's task on ECS, if it runs there.
     """
 
     app: Any
@@ -89,6 +91,7 @@ class RoleRuntime:
     agree_every: float
     aclose: Callable[[], Awaitable[None]]
     progress: Progress | None = None
+    protection: TaskProtection | None = None
 
 
 async def open_role(
@@ -108,19 +111,17 @@ async def open_role(
     Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
     unusable API keys.
     """
-    api_keys = open_api_keys(settings.api_keys) if settings.role == "api" else None
-    if api_keys is not None:
-        session_options(settings)  # unusable ones are told before anything is opened
+    api_keys = _api_keys(settings) if settings.role == "api" else None
     with _extra():
         from conveyor.prod.binding import open_binding
     binding = await open_binding(_options(settings), clock, works=api_keys is None, seam=seam)
     telemetry, readiness, lag = Telemetry(), Readiness(), LoopLag(clock)
-    scraper, worker, app, progress = gateway, None, None, None
+    worker, app, progress, watched = None, None, None, None
     tracer = tracer_of(settings, clock, telemetry)
     webhooks = webhooks or webhooks_of(settings, clock)
     if api_keys is None:
-        scraper = gateway or gateway_of(settings, clock)
-        outside = Outside(scraper, webhooks, settings.public_url.rstrip("/"))
+        watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
+        outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
         options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
@@ -129,18 +130,28 @@ async def open_role(
         _measure_api(telemetry, binding, service, lag)
         limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
+    stuck = _stuck(lag, worker, watched)
     return RoleRuntime(
         app=app,
         worker=worker,
         progress=progress,
-        probes=_probes(binding, readiness, telemetry, clock, worker),
+        protection=_protection(watched, settings, clock),
+        probes=_probes(binding, readiness, telemetry, clock, worker=worker, stuck=stuck),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
         lag=lag,
         agree=binding.agree,
         agree_every=binding.agree_every,
-        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
+        aclose=_closing(binding, None if gateway else watched, webhooks, tracer),
     )
+
+
+def _api_keys(settings: Settings) -> ApiKeys:
+    """Open what the callers of an API are known by. Raises ConveyorError for what is unusable,
+    before anything else is opened."""
+    keys = open_api_keys(settings.api_keys)
+    session_options(settings)
+    return keys
 
 
 def _closing(
@@ -232,7 +243,9 @@ def _probes(
     ready: Readiness,
     telemetry: Telemetry,
     clock: Clock,
+    *,
     worker: Worker | None,
+    stuck: Callable[[], str],
 ) -> Any:
     stats = binding.stats
 
@@ -244,7 +257,31 @@ def _probes(
         ready=lambda: ready() and stats.usable(clock.monotonic()),
         clock=clock,
         away=away,
+        trouble=stuck,
     )
+
+
+def _protection(
+    gateway: WatchedGateway | None, settings: Settings, clock: Clock
+) -> TaskProtection | None:
+    """Return what protects a worker's task; None away from ECS, and where each call ends within the
+    grace of a stop anyway."""
+    is_needed = settings.ecs_agent and settings.gateway_timeout > settings.shutdown_grace
+    if gateway is None or not is_needed:
+        return None
+    from conveyor.prod.ecs import TaskProtection
+
+    return TaskProtection(settings.ecs_agent, clock, busy=lambda: gateway.in_flight > 0)
+
+
+def _stuck(
+    lag: LoopLag, worker: Worker | None, gateway: WatchedGateway | None
+) -> Callable[[], str]:
+    """Return what says why only a new process helps; "" while nothing does."""
+    if worker is None or gateway is None:
+        return lag.trouble
+    turning, calls = worker.lag, gateway
+    return lambda: turning.trouble() or calls.trouble()
 
 
 def _options(settings: Settings) -> ProdOptions:

@@ -10,6 +10,7 @@ Receiving alone would not show it: a worker whose slots are taken receives from 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -50,9 +51,10 @@ class Backlog:
         self._counts: dict[str, int] = {}
 
     async def tell(self) -> None:
-        """Log how many messages wait. Raises what `count` raises, and then logs nothing: a wrong
-        figure could take workers away."""
-        _log.info("backlog", extra={"tasks": await self.count()})
+        """Log how many messages wait, and how many of them may be worked at a time. Raises what
+        `count` raises, and then logs nothing: a wrong figure could take workers away."""
+        tasks = await self.count()
+        _log.info("backlog", extra={"tasks": tasks, "runnable": self.runnable()})
 
     async def count(self) -> int:
         """Ask at most MOST queues; return the sum of the latest counts of all.
@@ -67,6 +69,17 @@ class Backlog:
         turn = [*(queue for queue in fresh if queue not in known), *known]
         await for_each(self._ask, turn[:MOST], limit=SIDE_BY_SIDE)
         return sum(self._counts.values())
+
+    def runnable(self) -> int:
+        """Return how many of the counted messages may be worked at a time: of each job at most as
+        many as its limit, whatever else waits."""
+        waiting: Counter[str] = Counter()
+        limits: dict[str, int] = {}
+        for lane in self._lanes:
+            waiting[lane.job_id] += self._counts.get(lane.queue, 0)
+            limits[lane.job_id] = lane.limit
+        control = self._counts.get(self._lanes.control.queue, 0)
+        return control + sum(min(count, limits[job]) for job, count in waiting.items())
 
     async def _ask(self, queue: str) -> None:
         count = await self._queues.count(queue)
@@ -367,18 +380,44 @@ class Reports:
         _log.info("webhooks", extra=figures)
 
 
+class TaskFigures:
+    """Tell how many tasks ended, and how many calls were cut off by the fence."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._ended = self._fenced = 0
+
+    async def tell(self) -> None:
+        """Log what came about since the last time."""
+        ended, fenced = sum(self._telemetry.tasks.values()), self._telemetry.counts["fenced"]
+        since = {"ended": ended - self._ended, "fenced": fenced - self._fenced}
+        self._ended, self._fenced = ended, fenced
+        _log.info("progress", extra=since)
+
+
+STILL_AFTER = 30.0
+"""Seconds without a turn after which the event loop counts as stuck."""
+
+
 class LoopLag:
     """Measure how late the event loop is. `seconds` is the latest lag."""
 
     def __init__(self, clock: Clock) -> None:
         self.seconds = 0.0
         self._clock = clock
+        self._turned_at = clock.monotonic()
+
+    def trouble(self) -> str:
+        """Say that the loop has not come round for long; "" if it has."""
+        still = self._clock.monotonic() - self._turned_at
+        return "" if still < STILL_AFTER else f"the loop has not turned for {still:.0f} s"
 
     async def look(self) -> None:
         """Measure once, for LOOK seconds."""
         before = self._clock.monotonic()
         await self._clock.sleep(LOOK)
-        self.seconds = max(0.0, self._clock.monotonic() - before - LOOK)
+        self._turned_at = self._clock.monotonic()
+        self.seconds = max(0.0, self._turned_at - before - LOOK)
 
     async def run(self) -> None:
         """Measure until cancelled."""

@@ -74,7 +74,7 @@ def _json(body: bytes) -> Response:
     return Response(body + b"\n", media_type="application/json")
 
 
-PATHS = ("/healthz", "/readyz", "/metrics")
+PATHS = ("/healthz", "/livez", "/readyz", "/metrics")
 
 
 def create_probes(
@@ -83,13 +83,21 @@ def create_probes(
     ready: Callable[[], bool],
     clock: Clock,
     away: Callable[[], Sequence[str]] = tuple,
+    trouble: Callable[[], str] = str,
 ) -> Starlette:
     """Build the application of the probes: /healthz, /readyz and /metrics as a development server
-    has them.
+    has them, and /livez.
 
-    /readyz also names the services that are `away`.
+    /readyz also names the services that are `away`. /livez answers 503 while the process itself has
+    a `trouble` that only a new process ends, whatever is away.
     """
-    served = server_routes(registry, ready, away)
+
+    async def livez(_request: Request) -> Response:
+        if found := trouble():
+            raise ConveyorError(ErrorCode.UNAVAILABLE, found, retry_after=1)
+        return _json(b'{"status":"alive"}')
+
+    served = server_routes(registry, ready, away) | {"/livez": livez}
     app = Starlette(
         routes=[Route(path, served[path], methods=["GET"]) for path in PATHS],
         middleware=[

@@ -107,8 +107,7 @@ async def open_binding(
         aws = DeployedAws(behind, boto.stats, clock, resources=production_resources(options))
         table = Table(aws, options.table, clock)
         agree = await start(aws, table, options, works=works)
-        store = await _open_store(aws, options, clock, patience=PATIENCE)
-        stack.push_async_callback(store.aclose)
+        store = await _open_store(aws, options, clock, stack, patience=PATIENCE)
         server = await _open_redis(options, clock, stack, works=works)
         ports = Binding(
             jobs=store.jobs,
@@ -153,8 +152,7 @@ async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[Dyna
         stack.push_async_callback(boto.aclose)
         resources = production_resources(options)
         aws = DeployedAws(boto, boto.stats, clock, resources=resources)
-        store = await _open_store(aws, options, clock)
-        stack.push_async_callback(store.aclose)
+        store = await _open_store(aws, options, clock, stack)
         try:
             yield store
         except NotDeployed as error:
@@ -163,9 +161,9 @@ async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[Dyna
 
 
 async def _open_store(
-    aws: Aws, options: ProdOptions, clock: Clock, *, patience: float = 0.0
+    aws: Aws, options: ProdOptions, clock: Clock, stack: AsyncExitStack, *, patience: float = 0.0
 ) -> DynamoStore:
-    return await open_store(
+    store = await open_store(
         aws,
         table=options.table,
         clock=clock,
@@ -173,6 +171,8 @@ async def _open_store(
         patience=patience,
         fire_retention_days=options.fire_retention_days,
     )
+    stack.push_async_callback(store.aclose)
+    return store
 
 
 async def _open_redis(

@@ -77,10 +77,11 @@ async def list_letters(settings: Settings, say: Say, *, limit: int) -> int:
     async with await open_dead_letters(settings, SystemClock()) as letters:
         found = await letters.peek(limit=limit)
     if found:
-        say(f"{'ID':<36}   AGE  WHAT, AND WHY")
+        say(f"{'ID':<36}   AGE  LEFT  WHAT, AND WHY")
     for letter in found:
         reason = letter.reason or "received too often, no reason given"
-        say(f"{letter.letter_id:<36}  {_age(letter.age):>4}  {letter.about}: {reason}")
+        times = f"{_age(letter.age):>4}  {_age(letter.left):>4}"
+        say(f"{letter.letter_id:<36}  {times}  {letter.about}: {reason}")
     if not found:
         say("no dead letters")
     return FINE

@@ -394,6 +394,8 @@ async def _work(
 
     async with _agreeing(runtime, stop, clock) as group:
         group.start_soon(end)
+        if runtime.protection is not None:
+            group.start_soon(runtime.protection.run)
         ready()
         await worker.run(grace=grace)
 

@@ -12,6 +12,7 @@ from conveyor.settings.validators import (
     MOST_SHARDS,
     MOST_VISIBILITY,
     Check,
+    agent,
     at_least,
     between,
     endpoint,
@@ -136,6 +137,7 @@ class Settings:
     metrics_port: int = 9001
     api_keys: str = ""
     kms_key: str = ""
+    ecs_agent: str = ""
 
     @property
     def table_name(self) -> str:
@@ -375,11 +377,7 @@ SETTINGS: tuple[Setting, ...] = (
         used_by=WORKERS,
     ),
     Setting(
-        "retry_after_cap",
-        "seconds",
-        "longest Retry-After to obey",
-        lasting(0),
-        used_by=WORKERS,
+        "retry_after_cap", "seconds", "longest Retry-After to obey", lasting(0), used_by=WORKERS
     ),
     Setting(
         "rate_limit_deadline",
@@ -627,7 +625,7 @@ SETTINGS: tuple[Setting, ...] = (
         "environment",
         "name",
         "of the fleet, part of the name of each of its resources: a lower-case letter, then up to "
-        "31 letters, digits or hyphens",
+        "31 letters, digits or hyphens, and no part `-run`",
         name,
         used_by=FLEET,
     ),
@@ -640,28 +638,20 @@ SETTINGS: tuple[Setting, ...] = (
         used_by=FLEET,
         instead="AWS_REGION",
     ),
-    Setting(
-        "dynamodb_endpoint",
-        "URL",
-        "where DynamoDB is, if not in the region",
-        endpoint,
-        used_by=FLEET,
+    *(
+        Setting(
+            f"{word}_endpoint", "URL", f"where {service} is, if not in the region", endpoint, FLEET
+        )
+        for word, service in (
+            ("dynamodb", "DynamoDB"),
+            ("sqs", "SQS"),
+            ("s3", "S3"),
+            ("stepfunctions", "Step Functions"),
+            ("kms", "KMS"),
+        )
     ),
-    Setting("sqs_endpoint", "URL", "where SQS is, if not in the region", endpoint, used_by=FLEET),
-    Setting("s3_endpoint", "URL", "where S3 is, if not in the region", endpoint, used_by=FLEET),
     Setting(
-        "stepfunctions_endpoint",
-        "URL",
-        "where Step Functions is, if not in the region",
-        endpoint,
-        used_by=FLEET,
-    ),
-    Setting("kms_endpoint", "URL", "where KMS is, if not in the region", endpoint, used_by=FLEET),
-    Setting(
-        "table",
-        "name",
-        "of the DynamoDB table; `conveyor-` and the environment if empty",
-        used_by=FLEET,
+        "table", "name", "of the table; `conveyor-` and the environment if empty", used_by=FLEET
     ),
     Setting("bucket", "name", "of the S3 bucket", used_by=FLEET),
     Setting(
@@ -724,5 +714,14 @@ SETTINGS: tuple[Setting, ...] = (
         "key",
         "of KMS, which encrypts callers' keys; if empty, the root secret encrypts them",
         used_by=FLEET,
+    ),
+    Setting(
+        "ecs_agent",
+        "URL",
+        "of the agent of ECS, which protects a worker's task while calls are in flight that may "
+        "outlast the grace; `ECS_AGENT_URI` counts where it is not set",
+        agent,
+        used_by="conveyor worker",
+        instead="ECS_AGENT_URI",
     ),
 )

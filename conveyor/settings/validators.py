@@ -68,9 +68,14 @@ def not_empty(value: str) -> str | None:
 
 def name(value: str) -> str | None:
     """Check for a text that may be part of the names of a table, a queue and a bucket, or ""."""
-    if not value or re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
+    if not value:
         return None
-    return "must be a lower-case letter and up to 31 more, digits or hyphens"
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
+        return "must be a lower-case letter and up to 31 more, digits or hyphens"
+    if "-run-" in f"{value}-":
+        # Rights to the queues of runs of production would cover the environment production-run.
+        return "must have no part -run, which names the queues of runs"
+    return None
 
 
 def networks(value: str) -> str | None:
@@ -144,6 +149,16 @@ def endpoint(value: str) -> str | None:
     if problem is None and "_" in urlsplit(value).netloc:
         return f"{_ORIGIN}, in whose name is no underscore"
     return problem
+
+
+def agent(value: str) -> str | None:
+    """Check for the http URL of the agent of ECS, or ""."""
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    return None if usable or not value else "must be a URL, http://HOST and a path"
 
 
 def region(value: str) -> str | None:

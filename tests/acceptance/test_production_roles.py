@@ -114,6 +114,20 @@ def test_a_worker_that_is_told_to_end_finishes_what_it_works(fleet: RoleFleet) -
     assert readiness(worker) is None
 
 
+def test_a_worker_that_stands_still_answers_no_probe_and_lives_again(fleet: RoleFleet) -> None:
+    [worker] = fleet.workers
+    probe = f"{worker.info.metrics}/livez"
+    assert fetched(probe).status_code == 200
+    worker.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(httpx.TimeoutException):
+            httpx.get(probe, timeout=0.5, trust_env=False)
+    finally:
+        worker.signal(signal.SIGCONT)
+
+    eventually(lambda: fetched(probe).status_code == 200 or None, "it lives again")
+
+
 def test_a_second_signal_ends_a_worker_at_once(fleet: RoleFleet) -> None:
     [worker] = fleet.workers
     with client(fleet) as api:

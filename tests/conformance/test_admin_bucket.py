@@ -48,6 +48,40 @@ async def test_a_bucket_is_removed_with_all_that_is_in_it(aws: BotoAws, name: st
     assert await bucket.remove() is False
 
 
+async def test_a_versioned_bucket_is_removed_with_every_version(aws: BotoAws, name: str) -> None:
+    bucket = BucketResource(aws, name, region=REGION, environment="one")
+    await bucket.ensure()
+    await aws.call(
+        "s3",
+        "put_bucket_versioning",
+        {"Bucket": name, "VersioningConfiguration": {"Status": "Enabled"}},
+    )
+    kept = {"Bucket": name, "Key": "results/30/kept"}
+    for body in (b"first", b"second"):
+        await aws.call("s3", "put_object", {**kept, "Body": body})
+    gone = {"Bucket": name, "Key": "results/30/gone"}
+    await aws.call("s3", "put_object", {**gone, "Body": b"x"})
+    await aws.call("s3", "delete_object", gone)
+    versions = await aws.call("s3", "list_object_versions", {"Bucket": name})
+    assert len(versions["Versions"]) == 4
+    assert len(versions["DeleteMarkers"]) == 1
+
+    assert await bucket.remove() is True
+    assert "does not exist" in str(await bucket.problem())
+
+
+async def test_versions_of_what_was_deleted_expire(aws: BotoAws, name: str) -> None:
+    """Else a delete that a caller asked for would keep every body."""
+    bucket = BucketResource(aws, name, region=REGION, environment="one")
+    await bucket.ensure()
+    answer = await aws.call("s3", "get_bucket_lifecycle_configuration", {"Bucket": name})
+    expiring = [rule for rule in answer["Rules"] if "NoncurrentVersionExpiration" in rule]
+
+    assert [rule["NoncurrentVersionExpiration"]["NoncurrentDays"] for rule in expiring] == [1]
+    assert [rule.get("Filter", {}).get("Prefix", rule.get("Prefix")) for rule in expiring] == [""]
+    await bucket.remove()
+
+
 async def test_every_call_of_a_role_is_tried_and_nothing_is_left(aws: BotoAws, name: str) -> None:
     bucket = BucketResource(aws, name, region=REGION, environment="one")
     await bucket.ensure()

@@ -18,7 +18,7 @@ from conveyor.ports.queues import (
     TaskMessage,
     TemplateMessage,
 )
-from conveyor.prod.admin.dead_letters import DeadLetters, open_dead_letters
+from conveyor.prod.admin.dead_letters import DeadLetters, Letter, open_dead_letters
 from conveyor.prod.admin.resources import QueuesResource, TableResource
 from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
@@ -118,6 +118,7 @@ async def test_letters_are_listed_and_stay(fleet: Fleet) -> None:
     }
     assert {letter.reason for letter in first} == {REASON, "", OF_ANOTHER_VERSION}
     assert all(0.0 <= letter.age < 60.0 for letter in first)
+    assert all(letter.left == 14 * 86_400 - letter.age for letter in first)
     assert {letter.letter_id for letter in second} == {letter.letter_id for letter in first}
     assert len(await fleet.letters.peek(limit=2)) == 2
 
@@ -129,6 +130,15 @@ async def test_a_letter_that_lay_in_a_queue_of_other_messages_says_so(fleet: Fle
     [letter] = await fleet.letters.peek(limit=10)
     assert letter.about == f"task {JOB} {RUN} {'0' * 26}"
     assert letter.reason == MISPLACED
+
+
+def test_a_letter_is_kept_until_14_days_after_it_was_first_sent() -> None:
+    """Not after it was moved here."""
+    message = TaskMessage(JOB, RUN, "0" * 26)
+    moved_after_13_days = Letter("one", message, age=13 * 86_400.0 + 3_600.0, receipt="")
+
+    assert moved_after_13_days.left == 23 * 3_600.0
+    assert Letter("one", message, age=15 * 86_400.0, receipt="").left == 0.0
 
 
 async def test_a_letter_goes_back_to_the_control_queue_without_its_reason(fleet: Fleet) -> None:

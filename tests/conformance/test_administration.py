@@ -311,6 +311,21 @@ async def test_nothing_is_removed_where_the_bucket_is_another_fleets(
     await aws.call("s3", "delete_bucket", {"Bucket": others})
 
 
+async def test_nothing_is_removed_while_the_table_is_protected(
+    environment: Environment, aws: BotoAws
+) -> None:
+    await environment.init()
+    table = {"TableName": environment.settings.table_name}
+    await aws.call("dynamodb", "update_table", {**table, "DeletionProtectionEnabled": True})
+    async with await open_administration(environment.settings, CLOCK) as opened:
+        with pytest.raises(ConveyorError, match="is protected: switch") as caught:
+            [line async for line in opened.destroy()]
+    await aws.call("dynamodb", "update_table", {**table, "DeletionProtectionEnabled": False})
+
+    assert caught.value.code is ErrorCode.CONFLICT
+    assert wrong(await environment.check(0)) == []
+
+
 async def test_what_is_absent_is_removed_without_a_look(environment: Environment) -> None:
     assert await admin.destroy(environment.settings, environment.said.append) == 0
     assert [line.split()[0] for line in environment.take()] == ["absent"] * RESOURCES
@@ -394,5 +409,7 @@ async def test_dead_letters_stand_under_a_header(environment: Environment, aws: 
     assert await admin.list_letters(environment.settings, environment.said.append, limit=10) == 0
     header, letter = environment.take()
 
-    assert header.split() == ["ID", "AGE", "WHAT,", "AND", "WHY"]
+    assert header.split() == ["ID", "AGE", "LEFT", "WHAT,", "AND", "WHY"]
+    # Of 14 days, some seconds are over.
+    assert letter.split()[2] == "13d"
     assert "received too often" not in letter

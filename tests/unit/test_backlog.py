@@ -159,6 +159,39 @@ async def test_more_queues_than_are_asked_at_a_time_are_asked_in_turns() -> None
     assert set(queues.asked) == {CONTROL_QUEUE, *(run_queue(str(one)) for one in range(2 * MOST))}
 
 
+class Waiting(Counts):
+    """Queues with so many messages each."""
+
+    def __init__(self, **waiting: int) -> None:
+        super().__init__()
+        self._waiting = waiting
+
+    async def count(self, queue: str) -> int:
+        return self._waiting.get(queue.removeprefix("run-"), 0)
+
+
+async def test_a_job_calls_for_no_more_workers_than_its_limit_keeps_busy() -> None:
+    """A million tasks of a job that may make a hundred calls need one worker, not ten. Two runs of
+    a job share its limit; another job's tasks count by themselves."""
+    lanes = Lanes(control_limit=1)
+    for run, job, limit in (
+        ("a", "large", 100),
+        ("b", "large", 100),
+        ("c", "small", 100),
+        ("d", "wide", 2_000),
+    ):
+        lanes.open(
+            DispatchableRun(run_id=run, job_id=job, priority=5, max_inflight=limit, created_at=0)
+        )
+    backlog = Backlog(lanes, Waiting(a=1_000_000, b=70, c=30, d=5_000, control=3))
+
+    assert await backlog.count() == 1_005_103
+    assert backlog.runnable() == 100 + 30 + 2_000 + 3
+    lanes.close("d")
+    assert await backlog.count() == 1_000_103
+    assert backlog.runnable() == 100 + 30 + 3
+
+
 async def test_a_queue_that_is_polled_no_more_does_not_count() -> None:
     queues, lanes = Counts(), lanes_of(range(3))
     backlog = Backlog(lanes, queues)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.aws.calls import Answer, Parameters
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, table_parameters
+from conveyor.prod.s3.blobs import HEAD_MEMORY
 from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.registry import attributes, prefix
 from conveyor.records.blob_keys import template_key
 from conveyor.settings import SETTINGS
+from conveyor.settings.validators import name as environment_name
 from conveyor.testing.clock import FakeClock
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
@@ -82,6 +85,8 @@ def test_the_bucket_forgets_as_init_has_it(resources: dict[str, Any]) -> None:
             rule.get("Prefix", ""),
             rule.get("ExpirationInDays"),
             rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation"),
+            rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays"),
+            rule.get("ExpiredObjectDeleteMarker"),
         )
         for rule in rules
         if rule["Status"] == "Enabled"
@@ -91,6 +96,8 @@ def test_the_bucket_forgets_as_init_has_it(resources: dict[str, Any]) -> None:
             rule["Filter"]["Prefix"],
             rule.get("Expiration", {}).get("Days"),
             rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation"),
+            rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays"),
+            rule.get("Expiration", {}).get("ExpiredObjectDeleteMarker"),
         )
         for rule in lifecycle_rules()
     }
@@ -102,7 +109,7 @@ def test_no_rule_of_the_bucket_takes_the_tasks_of_a_schedule(resources: dict[str
     taken = [
         rule["Id"]
         for rule in rules
-        if key.startswith(rule.get("Prefix", "")) and "AbortIncompleteMultipartUpload" not in rule
+        if key.startswith(rule.get("Prefix", "")) and "ExpirationInDays" in rule
     ]
     assert taken == []
 
@@ -122,11 +129,113 @@ def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) 
         "CONVEYOR_API_KEYS",
         "CONVEYOR_DASHBOARD",
         "CONVEYOR_HOST",
+        "CONVEYOR_MAX_INPUT_ROWS",
         "CONVEYOR_OPERATOR_KEYS",
+        "CONVEYOR_PORT",
+        "CONVEYOR_RATE_LIMIT",
+        "CONVEYOR_TASK_SHARD_COUNT",
     }
     assert "CONVEYOR_PUBLIC_URL" in worker
-    assert worker.keys() - api.keys() == {"CONVEYOR_GATEWAY"}
+    assert worker.keys() - api.keys() == {
+        "CONVEYOR_GATEWAY",
+        "CONVEYOR_GATEWAY_PROXY",
+        "CONVEYOR_GATEWAY_TIMEOUT",
+        "CONVEYOR_ROW_RETENTION_DAYS",
+        "CONVEYOR_SHUTDOWN_GRACE",
+        "CONVEYOR_WORKERS",
+    }
     assert [name for name in api.keys() & worker.keys() if api[name] != worker[name]] == []
+
+
+DECIDED = {
+    "CONVEYOR_BUCKET",
+    "CONVEYOR_HOST",
+    "CONVEYOR_METRICS_HOST",
+    "CONVEYOR_METRICS_PORT",
+    "CONVEYOR_PORT",
+    "CONVEYOR_REGION",
+}
+"""What the template makes, and what its own network needs."""
+
+
+@pytest.mark.parametrize("role", ["Api", "Worker"])
+def test_every_setting_can_be_set(
+    template: dict[str, Any], resources: dict[str, Any], role: str
+) -> None:
+    """By a parameter, or in the one file for all the rest; ECS lets the former win."""
+    [container] = resources[f"{role}Task"]["Properties"]["ContainerDefinitions"]
+    given = {
+        one["Name"]: one.get("Value", one.get("ValueFrom"))
+        for one in (*_given(container["Environment"]), *_given(container["Secrets"]))
+    }
+    parameters = template["Parameters"].keys()
+    by_parameter = {
+        name
+        for name, value in given.items()
+        if {one["Ref"] for one in _found(value, into_conditions=True) if _is_reference(one)}
+        & parameters
+        or "HasRedis" in repr(value)
+    }
+    assert given.keys() - by_parameter <= DECIDED
+    in_the_file = {setting.variable for setting in SETTINGS} - given.keys()
+    assert container["EnvironmentFiles"] == {
+        "Fn::If": [
+            "HasSettingsFile",
+            [{"Type": "s3", "Value": {"Ref": "SettingsFileArn"}}],
+            {"Ref": "AWS::NoValue"},
+        ]
+    }
+    secrets = {setting.variable for setting in SETTINGS if setting.secret}
+    # A file in a bucket is no place for a secret; the proxy is the worker's alone.
+    assert in_the_file & secrets == ({"CONVEYOR_GATEWAY_PROXY"} if role == "Api" else set())
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("Ref"), str)
+
+
+def test_what_starts_a_role_may_read_its_settings(resources: dict[str, Any]) -> None:
+    policy = resources["SettingsFile"]
+    read, located = policy["Properties"]["PolicyDocument"]["Statement"]
+
+    assert policy["Condition"] == "HasSettingsFile"
+    assert (_actions(read), read["Resource"]) == ({"s3:GetObject"}, {"Ref": "SettingsFileArn"})
+    assert _actions(located) == {"s3:GetBucketLocation"}
+    attached = {"Fn::If": ["HasSettingsFile", {"Ref": "SettingsFile"}, {"Ref": "AWS::NoValue"}]}
+    for role in ("Api", "Worker"):
+        assert attached in resources[f"{role}ExecutionRole"]["Properties"]["ManagedPolicyArns"]
+
+
+@pytest.mark.parametrize(
+    ("arn", "is_taken"),
+    [
+        ("", True),
+        ("arn:aws:s3:::settings/production.env", True),
+        ("arn:aws:s3:::settings/production.txt", False),
+        ("s3://settings/production.env", False),
+    ],
+)
+def test_a_file_of_settings_is_named_as_ecs_wants_it(
+    template: dict[str, Any], arn: str, is_taken: bool
+) -> None:
+    pattern = template["Parameters"]["SettingsFileArn"]["AllowedPattern"]
+    assert (re.fullmatch(pattern, arn) is not None) is is_taken
+
+
+def test_slots_are_enough_for_what_a_worker_can_do(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    """A vCPU does about 80 tasks a second at 12 ms each, and a call takes 2.4 s. Heads of bodies
+    take no more than half of the memory, however many slots have one."""
+    slots = template["Parameters"]["SlotsPerWorker"]["Default"]
+    worker = resources["WorkerTask"]["Properties"]
+
+    assert 0.9 <= slots / 2.4 / (int(worker["Cpu"]) / 1024 / 0.012) <= 1.1
+    assert int(worker["Memory"]) * 1024 * 1024 / 2 >= HEAD_MEMORY
+
+
+def test_a_file_of_a_million_tasks_is_taken(template: dict[str, Any]) -> None:
+    assert template["Parameters"]["MaxInputRows"]["Default"] == 1_000_000
 
 
 def test_no_worker_can_have_the_keys_of_callers(resources: dict[str, Any]) -> None:
@@ -137,7 +246,8 @@ def test_no_worker_can_have_the_keys_of_callers(resources: dict[str, Any]) -> No
         for found in _found(resource)
         if found == {"Ref": "ApiKeysSecretArn"}
     }
-    assert refers == {"ApiExecutionRole", "ApiTask"}
+    # An administrator lists schedules by the hashes of keys.
+    assert refers == {"ApiExecutionRole", "ApiTask", "AdminTask"}
     for service in ("Api", "Worker"):
         started_by = resources[f"{service}Task"]["Properties"]["ExecutionRoleArn"]
         assert started_by == {"Fn::GetAtt": [f"{service}ExecutionRole", "Arn"]}
@@ -168,9 +278,11 @@ def test_services_have_the_names_that_they_are_stopped_by(resources: dict[str, A
     for service in ("Api", "Worker"):
         name = resources[f"{service}Service"]["Properties"]["ServiceName"]
         assert f"--service {name} " in readme
-    scaled = resources["WorkerScaling"]["Properties"]
-    assert f"--scalable-dimension {scaled['ScalableDimension']}" in readme
-    assert "--resource-id service/conveyor-production/worker" in readme
+        scaled = resources[f"{service}Scaling"]["Properties"]
+        assert f"--scalable-dimension {scaled['ScalableDimension']}" in readme
+        assert f"scaling {name} true" in readme
+        assert f"scaling {name} false" in readme
+    assert '--resource-id "service/conveyor-production/$1"' in readme
 
 
 def test_no_right_reaches_beyond_the_environment(resources: dict[str, Any]) -> None:
@@ -189,13 +301,71 @@ def test_no_right_reaches_beyond_the_environment(resources: dict[str, Any]) -> N
             assert "'*'" not in repr(statement["Resource"]), statement
 
 
+QUEUES = ("control", "dead-letter", "run-01K9ZQ3V5N8M2X7C4B6D1F0G9H-1")
+
+
+@pytest.mark.parametrize("other", ["production-eu", "production-control", "production-runs", "p"])
+@pytest.mark.parametrize("role", ["Api", "Worker"])
+def test_no_right_to_queues_covers_an_environment_that_is_named_alike(
+    resources: dict[str, Any], role: str, other: str
+) -> None:
+    allowed = {
+        pattern.replace(ENVIRONMENT, "production")
+        for document in _policies(resources[f"{role}Role"])
+        for statement in document["Statement"]
+        if any(action.startswith("sqs:") for action in _actions(statement))
+        for pattern in _queue_patterns(resources, statement)
+    }
+    own = [f"{prefix('production')}{queue}" for queue in QUEUES]
+    others = [f"{prefix(other)}{queue}" for queue in QUEUES]
+
+    assert environment_name(other) is None
+    assert all(any(fnmatchcase(name, one) for one in allowed) for name in own)
+    assert not [name for name in others for one in allowed if fnmatchcase(name, one)]
+
+
+def _queue_patterns(resources: dict[str, Any], statement: dict[str, Any]) -> list[str]:
+    found = []
+    for resource in statement["Resource"]:
+        if "Fn::GetAtt" in resource:
+            name = resources[resource["Fn::GetAtt"][0]]["Properties"]["QueueName"]["Fn::Sub"]
+        else:
+            name = resource["Fn::Sub"].rpartition(":")[2]
+        found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_taken"),
+    [
+        ("production", True),
+        ("production-eu", True),
+        ("run", True),
+        ("run-a", True),
+        ("prun-a", True),
+        ("production-run", False),
+        ("production-run-2", False),
+        ("Production", False),
+    ],
+)
+def test_no_environment_is_named_as_queues_of_another_s_runs(
+    template: dict[str, Any], environment: str, is_taken: bool
+) -> None:
+    pattern = template["Parameters"]["Environment"]["AllowedPattern"]
+
+    assert (re.fullmatch(pattern, environment) is not None) is is_taken
+    assert (environment_name(environment) is None) is is_taken
+
+
 def test_the_worker_alone_calls_back(resources: dict[str, Any]) -> None:
     granted = {
         name: {action for document in _policies(one) for action in _allowed(document)}
         for name, one in resources.items()
     }
     assert granted["WorkerRole"] >= CALLBACKS
-    assert [name for name, actions in granted.items() if actions & CALLBACKS] == ["WorkerRole"]
+    # An administrator tries the calls with a token that nobody waits for.
+    called_back = [name for name, actions in granted.items() if actions & CALLBACKS]
+    assert called_back == ["WorkerRole", "AdminRole"]
 
 
 async def test_both_roles_may_do_with_the_kms_key_what_they_do_and_no_more(
@@ -319,7 +489,14 @@ def test_a_restored_table_takes_the_place_of_the_own_one_everywhere(
         for found in _found(resource, into_conditions=True)
         if found == "HasRestoredTable"
     }
-    assert used == {"RecordsAndBlobs", "ApiTask", "WorkerTask", "ThrottlesAlarm"}
+    assert used == {
+        "RecordsAndBlobs",
+        "AdminRole",
+        "AdminTask",
+        "ApiTask",
+        "WorkerTask",
+        "ThrottlesAlarm",
+    }
 
 
 def test_metrics_are_collected_from_where_a_parameter_says(resources: dict[str, Any]) -> None:
@@ -331,6 +508,93 @@ def test_metrics_are_collected_from_where_a_parameter_says(resources: dict[str, 
         9001,
         {"Ref": "MetricsCidr"},
     )
+
+
+def test_bodies_and_rows_go_past_the_nat(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    for name, service in (("BlobsEndpoint", "s3"), ("RowsEndpoint", "dynamodb")):
+        endpoint = resources[name]
+        assert endpoint["Condition"] == "HasRouteTables"
+        assert endpoint["Properties"] == {
+            "VpcId": {"Ref": "Vpc"},
+            "VpcEndpointType": "Gateway",
+            "ServiceName": {"Fn::Sub": f"com.amazonaws.${{AWS::Region}}.{service}"},
+            "RouteTableIds": {"Ref": "PrivateRouteTables"},
+        }
+    assert template["Parameters"]["PrivateRouteTables"]["Default"] == ""
+
+
+def test_a_table_is_warm_as_told_and_is_not_deleted_by_mistake(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    table = resources["Table"]["Properties"]
+    attributes = resources["Balancer"]["Properties"]["LoadBalancerAttributes"]
+
+    assert table["WarmThroughput"] == {
+        "ReadUnitsPerSecond": {"Ref": "WarmReads"},
+        "WriteUnitsPerSecond": {"Ref": "WarmWrites"},
+    }
+    assert table["DeletionProtectionEnabled"] == {"Ref": "DeletionProtection"}
+    assert {"Key": "deletion_protection.enabled", "Value": {"Ref": "DeletionProtection"}} in (
+        attributes
+    )
+    assert template["Parameters"]["DeletionProtection"]["Default"] == "true"
+    # The least that DynamoDB takes, which every new table has.
+    assert [template["Parameters"][f"Warm{one}"]["Default"] for one in ("Reads", "Writes")] == [
+        12_000,
+        4_000,
+    ]
+
+
+def test_two_regions_have_two_buckets_whose_names_are_short_enough(
+    template: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    name = resources["Bucket"]["Properties"]["BucketName"]["Fn::Sub"]
+    longest = name.replace(ENVIRONMENT, "e" * 20).replace("${AWS::AccountId}", "1" * 12)
+
+    assert "${AWS::Region}" in name
+    assert len(longest.replace("${AWS::Region}", "ap-southeast-1")) <= 63
+    assert "conveyor-ENVIRONMENT-ACCOUNT-REGION" in RUNBOOK.read_text()
+
+
+def test_an_administrator_has_a_task_inside_the_network(resources: dict[str, Any]) -> None:
+    """With the settings that it needs, and every right but that of destroying."""
+    [container] = resources["AdminTask"]["Properties"]["ContainerDefinitions"]
+    [api] = resources["ApiTask"]["Properties"]["ContainerDefinitions"]
+    given = {one["Name"]: one for one in _given(container["Environment"] + container["Secrets"])}
+    of_api = {one["Name"]: one for one in _given(api["Environment"] + api["Secrets"])}
+    fleet = {one.variable for one in SETTINGS if "conveyor admin" in one.used_by}
+    granted = {action for one in _policies(resources["AdminRole"]) for action in _allowed(one)} | {
+        action for one in _policies(resources["RecordsAndBlobs"]) for action in _allowed(one)
+    }
+
+    assert container["Command"] == ["admin", "check"]
+    assert given.items() == {name: of_api[name] for name in of_api.keys() & fleet}.items()
+    assert container["EnvironmentFiles"] == api["EnvironmentFiles"]
+    assert granted >= {"dynamodb:DescribeTable", "sqs:SetQueueAttributes", "sqs:ReceiveMessage"}
+    assert not [action for action in granted if re.search(r":Delete(Table|Bucket)$", action)]
+    runbook = RUNBOOK.read_text()
+    assert "--task-definition conveyor-production-admin" in runbook
+    assert '"name":"admin"' in runbook
+
+
+def test_apis_are_added_by_their_load(template: dict[str, Any], resources: dict[str, Any]) -> None:
+    target = resources["ApiScaling"]["Properties"]
+    policy = resources["ApiScalingPolicy"]["Properties"]
+    tracking = policy["TargetTrackingScalingPolicyConfiguration"]
+
+    assert target["ResourceId"] == {"Fn::Sub": "service/${Cluster}/${ApiService.Name}"}
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (
+        {"Ref": "MinApis"},
+        {"Ref": "MaxApis"},
+    )
+    assert tracking["PredefinedMetricSpecification"] == {
+        "PredefinedMetricType": "ECSServiceAverageCPUUtilization"
+    }
+    # A number of its own would take back at each deploy what the load has asked for.
+    assert "DesiredCount" not in resources["ApiService"]["Properties"]
+    assert template["Parameters"]["MinApis"]["Default"] == 2
 
 
 def _found(value: Any, *, into_conditions: bool = False) -> Iterator[Any]:

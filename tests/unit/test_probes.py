@@ -17,11 +17,13 @@ class Probed:
     def __init__(self, telemetry: Telemetry) -> None:
         self.ready = True
         self.away: tuple[str, ...] = ()
+        self.trouble = ""
         app = create_probes(
             telemetry.registry(),
             ready=lambda: self.ready,
             clock=FakeClock(),
             away=lambda: self.away,
+            trouble=lambda: self.trouble,
         )
         self._transport = httpx.ASGITransport(app=app)
 
@@ -57,6 +59,20 @@ async def test_what_is_away_is_named_and_the_role_stays_ready(telemetry: Telemet
 
     assert told.status_code == 200
     assert told.json() == {"status": "ready", "away": ["dynamodb", "sqs"]}
+
+
+async def test_a_trouble_of_the_process_itself_is_told_whatever_is_away(
+    telemetry: Telemetry,
+) -> None:
+    """An orchestrator replaces the process for it, and never for what is away."""
+    probed = Probed(telemetry)
+    probed.ready, probed.away = False, ("dynamodb", "redis")
+    assert (await probed.get("/livez")).json() == {"status": "alive"}
+    probed.trouble = "the loop has not turned for 31 s"
+    told = await probed.get("/livez")
+
+    assert (told.status_code, told.json()["detail"]) == (503, probed.trouble)
+    assert (await probed.get("/healthz")).status_code == 200
 
 
 async def test_nothing_else_is_served(telemetry: Telemetry) -> None:

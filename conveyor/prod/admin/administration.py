@@ -181,8 +181,11 @@ class Administration:
     async def destroy(self) -> AsyncIterator[str]:
         """Remove all resources of the environment; yield a line for each. Raises
         ConveyorError(conflict), before anything is removed, if the fleet uses another bucket than
-        the options name."""
+        the options name, or the table is protected."""
         await self._check_bucket()
+        if await _translate_refusals(self._rows.is_protected()):
+            text = f"{self._rows.label} is protected: switch its deletion protection off first"
+            raise ConveyorError(ErrorCode.CONFLICT, text)
         for resource in reversed(self._resources()):
             removed = await _translate_refusals(resource.remove())
             yield f"{'removed' if removed else 'absent '} {resource.label}"

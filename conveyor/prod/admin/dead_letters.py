@@ -37,7 +37,7 @@ from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.sqs.messages import NOT_BEFORE, REASON, UnreadableMessage, read
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.prod.sqs.registry import NO_QUEUE, prefix
+from conveyor.prod.sqs.registry import NO_QUEUE, RETENTION, prefix
 
 VISIBILITY_TIMEOUT = 30
 """Seconds that an interrupted command leaves letters hidden."""
@@ -55,6 +55,11 @@ class Letter:
     age: float
     receipt: str
     attribute: str = ""
+
+    @property
+    def left(self) -> float:
+        """Seconds until SQS removes it, which counts from when it was first sent."""
+        return max(0.0, RETENTION - self.age)
 
     @property
     def reason(self) -> str:

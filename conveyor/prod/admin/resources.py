@@ -74,8 +74,13 @@ class BucketResource:
         return True
 
     async def _empty(self) -> None:
-        while found := (await self._call("list_objects_v2")).get("Contents", []):
-            keys = [{"Key": entry["Key"]} for entry in found]
+        """Remove all objects, and all their versions: a bucket with one is not removed."""
+        while True:
+            listed = await self._call("list_object_versions")
+            found = [*listed.get("Versions", []), *listed.get("DeleteMarkers", [])]
+            if not found:
+                return
+            keys = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in found]
             await self._call("delete_objects", Delete={"Objects": keys, "Quiet": True})
 
     async def _end_uploads(self) -> None:
@@ -284,6 +289,11 @@ class TableResource:
         if not await self._expires():
             return f"items do not expire by {TIME_TO_LIVE} (conveyor admin init turns it on)"
         return None
+
+    async def is_protected(self) -> bool:
+        """Return whether the table refuses to be removed. Raises AwsRefused."""
+        table = await self._describe()
+        return table is not None and table.get("DeletionProtectionEnabled", False)
 
     async def remove(self) -> bool:
         """Remove the table; return False if it did not exist. Raises AwsRefused."""

@@ -8,8 +8,8 @@ or not at all.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -158,10 +158,11 @@ class MultipartUpload:
         self._upload_id = ""
         self._sent: dict[int, dict[str, Any]] = {}
 
-    async def put(self, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
-        """Store a body that begins with `head`, and return its size.
+    async def put(self, head: list[bytes], rest: AsyncIterator[bytes] | None) -> int:
+        """Store a body that begins with the pieces of `head`, and return its size.
 
-        Raises the iterator's errors. After an error or a cancellation nothing is stored.
+        Takes the pieces out of the list. Raises the iterator's errors. After an error or a
+        cancellation nothing is stored.
         """
         with anyio.CancelScope(shield=True):
             # If this were cancelled, an upload could begin that nobody ends.
@@ -187,9 +188,9 @@ class MultipartUpload:
         return size
 
     async def _send_all(
-        self, group: TaskGroup, head: bytes, rest: AsyncIterator[bytes] | None
+        self, group: TaskGroup, pieces: list[bytes], rest: AsyncIterator[bytes] | None
     ) -> int:
-        pieces, buffered, size, number = [head], len(head), 0, 1
+        buffered, size, number = sum(map(len, pieces)), 0, 1
         while True:
             most = part_size(number)
             while rest is not None and buffered < most:
@@ -202,12 +203,15 @@ class MultipartUpload:
             if not buffered:
                 return size
             content = b"".join(pieces)
-            part, left = content[:most], content[most:]
-            pieces, buffered = [left], len(left)
+            part, pieces[:] = content[:most], [content[most:]]
+            # What is not let go of now would be held twice while this waits.
+            del content
+            buffered = len(pieces[0])
+            size += len(part)
             await self._turns.acquire()
             self._held += 1
             group.start_soon(self._send, number, part)
-            size += len(part)
+            del part
             number += 1
 
     async def _send(self, number: int, part: bytes) -> None:
@@ -266,6 +270,8 @@ def part_size(number: int) -> int:
 
 PARTS_AT_A_TIME = 4
 """Parts in flight of all large bodies of a process: each takes memory."""
+HEAD_MEMORY = 256 * 1024 * 1024
+"""Bytes that all bodies of a process may take which come in pieces, until they are with S3."""
 MOST_DELETE = MOST_LISTED = 1_000
 """Most keys that one DeleteObjects takes, and one ListObjectsV2 returns."""
 SHORTEST_LINK = 300
@@ -290,17 +296,54 @@ OF_THE_BODY = frozenset(
 they would hit the next body too, and end once an operator has fixed the cause."""
 
 
+class HeadMemory:
+    """Bound the bytes of the bodies that a process collects from pieces.
+
+    A body that wants more than is left waits until another is with S3. The oldest one never waits,
+    so that no two wait for each other.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: dict[object, int] = {}
+        self._total = 0
+        self._freed = anyio.Event()
+
+    @contextmanager
+    def body(self) -> Iterator[object]:
+        """Hold the memory of one body, which is free again at the exit."""
+        body = object()
+        self._held[body] = 0
+        try:
+            yield body
+        finally:
+            self._total -= self._held.pop(body)
+            self._freed.set()
+            self._freed = anyio.Event()
+
+    async def take(self, body: object, size: int) -> None:
+        """Take so many further bytes for a body, once there is room."""
+        while self._total + size > self._limit and body is not next(iter(self._held)):
+            await self._freed.wait()
+        self._held[body] += size
+        self._total += size
+
+
 class S3Blobs:
-    """Bodies as objects of one bucket.
+    """Bodies as objects of one bucket. Those that come in pieces take at most `head_memory` bytes
+    at a time, and one part more.
 
     All methods raise AwsRefused if S3 refuses; ConveyorError(unavailable) if S3 does not answer;
     ValueError for an invalid key.
     """
 
-    def __init__(self, aws: Aws, *, bucket: str, clock: Clock) -> None:
+    def __init__(
+        self, aws: Aws, *, bucket: str, clock: Clock, head_memory: int = HEAD_MEMORY
+    ) -> None:
         self._aws = aws
         self._bucket = bucket
         self._clock = clock
+        self._memory = HeadMemory(head_memory)
         self._turns = anyio.Semaphore(PARTS_AT_A_TIME)
 
     async def put(self, key: str, content: Content) -> int:
@@ -314,16 +357,31 @@ class S3Blobs:
     async def _put(self, key: str, content: Content) -> int:
         where = self._where(key)
         if isinstance(content, bytes):
-            head, rest = content, None
-        else:
-            head, rest = await _head(content), content
-        if len(head) > PART:
+            return await self._put_head(where, [content], None)
+        with self._memory.body() as body:
+            head: list[bytes] = []
+            size = 0
+            # All of a body that fits into one call, or the beginning of a larger one.
+            while size <= PART and (piece := await anext(content, None)) is not None:
+                await self._memory.take(body, len(piece))
+                head.append(piece)
+                size += len(piece)
+            del piece
+            return await self._put_head(where, head, content)
+
+    async def _put_head(
+        self, where: dict[str, str], head: list[bytes], rest: AsyncIterator[bytes] | None
+    ) -> int:
+        """Store a body that begins with the pieces of `head`, and take them out of the list."""
+        if sum(map(len, head)) > PART:
             parts = MultipartUpload(self._aws, where, self._turns, token=self._clock.new_id())
             return await parts.put(head, rest)
+        whole = b"".join(head)
+        head.clear()
         await self._aws.call(
-            "s3", "put_object", {**where, "Body": head, "ContentType": CONTENT_TYPE}
+            "s3", "put_object", {**where, "Body": whole, "ContentType": CONTENT_TYPE}
         )
-        return len(head)
+        return len(whole)
 
     async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
         return await open_body(self._aws, self._where(key), size=size)
@@ -428,15 +486,3 @@ class S3Blobs:
 
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": checked_key(key)}
-
-
-async def _head(content: AsyncIterator[bytes]) -> bytes:
-    """Read a body that fits into one call, or the beginning of a larger one."""
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in content:
-        pieces.append(piece)
-        size += len(piece)
-        if size > PART:
-            break
-    return b"".join(pieces)

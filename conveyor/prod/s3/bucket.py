@@ -23,6 +23,8 @@ MARGIN_DAYS = 2
 STAGED_DAYS = 7
 UPLOAD_DAYS = 1
 """Days after which S3 removes the parts of an unfinished upload."""
+NONCURRENT_DAYS = 1
+"""Days for which a versioned bucket keeps what was deleted or replaced."""
 
 Rule = dict[str, Any]
 
@@ -50,6 +52,15 @@ def lifecycle_rules() -> list[Rule]:
             "Status": "Enabled",
             "Filter": {"Prefix": ""},
             "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": UPLOAD_DAYS},
+        }
+    )
+    rules.append(
+        {
+            "ID": "noncurrent-versions",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "Expiration": {"ExpiredObjectDeleteMarker": True},
+            "NoncurrentVersionExpiration": {"NoncurrentDays": NONCURRENT_DAYS},
         }
     )
     return rules
@@ -86,7 +97,7 @@ def early_removals(rules: Sequence[Mapping[str, Any]]) -> list[str]:
     kept |= {
         rule["Filter"]["Prefix"]: rule["Expiration"]["Days"]
         for rule in ours
-        if "Expiration" in rule
+        if "Days" in rule.get("Expiration", {})
     }
     names = {rule["ID"] for rule in ours}
     texts = []
@@ -134,6 +145,11 @@ def _in_words(rule: Mapping[str, Any]) -> str:
         parts.append(f"after {days} days")
     if unfinished is not None:
         parts.append(f"uploads after {unfinished} days")
+    noncurrent = rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays")
+    if noncurrent is not None:
+        parts.append(f"noncurrent versions after {noncurrent} days")
+    if rule.get("Expiration", {}).get("ExpiredObjectDeleteMarker"):
+        parts.append("markers of deleted objects")
     return " ".join(parts)
 
 

@@ -166,7 +166,7 @@ def _queues() -> str:
         ["Queue", "Is there", "Retention", "A message received too often"],
         [
             [code(own + CONTROL_QUEUE), "always", days, too_often],
-            [code(own + DEAD_LETTER_QUEUE), "always", days, "stays"],
+            [code(own + DEAD_LETTER_QUEUE), "always", f"{days} after it was first sent", "stays"],
             [code(run), lives, days, too_often],
         ],
     )
@@ -176,7 +176,10 @@ def _lifecycle() -> str:
     rows = []
     for rule in lifecycle_rules():
         below = rule["Filter"]["Prefix"]
-        if "Expiration" in rule:
+        if "NoncurrentVersionExpiration" in rule:
+            days = rule["NoncurrentVersionExpiration"]["NoncurrentDays"]
+            after = f"{days}, versions of what was deleted or replaced"
+        elif "Expiration" in rule:
             after = str(rule["Expiration"]["Days"])
         else:
             days = rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"]
