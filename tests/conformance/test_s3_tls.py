@@ -35,6 +35,15 @@ class Front:
         self.damage = (b"", b"")
         self._behind = (parts.hostname or "", parts.port or 80)
         self._sent: list[bytearray] = []
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def end(self) -> None:
+        """End every connection."""
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        for _ in range(3):  # turns of the loop, in which it closes their sockets
+            await asyncio.sleep(0)
 
     def puts(self) -> list[dict[str, str]]:
         """Return the fields of the head of each PUT, by their names in small letters."""
@@ -53,8 +62,12 @@ class Front:
             for head in heads
         ]
 
-    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass a connection on until either side ends it."""
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass a connection on until its client ends it."""
+        task = asyncio.create_task(self._forward(reader, writer))
+        self._open.add(task)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(*self._behind)
         sent = bytearray()
         self._sent.append(sent)
@@ -66,8 +79,8 @@ class Front:
                 await back.drain()
         finally:
             answers.cancel()
-            back.close()
-            writer.close()
+            for end in (back, writer):
+                end.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,10 +106,11 @@ async def front(certificate: Certificate) -> AsyncIterator[tuple[Front, str]]:
     """A front before the tests' S3, and its URL."""
     recording = Front(address("CONVEYOR_TEST_S3"))
     server = await asyncio.start_server(
-        recording.forward, "127.0.0.1", 0, ssl=certificate.server_context()
+        recording.accept, "127.0.0.1", 0, ssl=certificate.server_context()
     )
     async with server:
         yield recording, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await recording.end()
 
 
 @pytest.fixture
