@@ -118,7 +118,10 @@ def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTel
         missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
         raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
     tracer = OpenTelemetryTracer(
-        clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
+        clock,
+        endpoint=settings.otlp_endpoint,
+        ratio=settings.trace_ratio,
+        service=f"conveyor-{settings.role or 'dev'}",
     )
     telemetry.exemplars(lambda: tracer.latest)
     return tracer

@@ -18,12 +18,13 @@ from conveyor.ports.records import KeyClaim
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.refusals import DeployedAws
-from conveyor.prod.dynamodb.client import Item, Query, Table
+from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
 from conveyor.prod.dynamodb.run_rows import RunPlace, new_run_item
+from conveyor.prod.dynamodb.runs import query_all
 from conveyor.prod.dynamodb.schema import (
     BY_OWNER,
-    INTENTS,
+    all_partitions,
     job_key,
     place_key,
     run_key,
@@ -62,8 +63,7 @@ class Bench:
 
     async def intents(self) -> int:
         """Jobs whose rows are being written."""
-        page = await self.table.page(Query(INTENTS, index=BY_OWNER))
-        return len(page.items)
+        return len(await query_all(self.table, all_partitions("intents"), index=BY_OWNER))
 
     async def key(self, scope: str, *, created_id: str = "ID", after: int = 0) -> KeyClaim:
         """Claim a key."""

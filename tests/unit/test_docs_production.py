@@ -62,7 +62,7 @@ def test_every_partition_of_an_index_stands() -> None:
     assert finds == {
         schema.caller_jobs("CALLER"),
         schema.caller_schedules("CALLER"),
-        schema.INTENTS,
+        schema.UNSPREAD_INTENTS,
         schema.INPUTS,
         schema.EXPORTS,
         schema.OUTBOX,
@@ -73,6 +73,9 @@ def test_every_partition_of_an_index_stands() -> None:
             for kind in (
                 "ingesting",
                 "unsettled",
+                "intents",
+                "aging",
+                "aged",
                 "ended",
                 "deleted",
                 "active",
