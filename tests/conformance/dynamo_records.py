@@ -16,6 +16,8 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import KeyClaim
 from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
 from conveyor.prod.dynamodb.run_rows import RunPlace, new_run_item
@@ -47,6 +49,7 @@ class Bench:
     """One table, and two processes on it: `world` behind `faults`, `other` beside it."""
 
     faults: FaultyAws
+    stats: CallStats
     table: Table
     store: DynamoStore
     world: World
@@ -102,12 +105,14 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
 
-    async def process(seam: FaultyAws | BotoAws) -> DynamoStore:
+    async def process(behind: Aws) -> DynamoStore:
+        seam = DeployedAws(behind, aws.stats, system, resources={})
         worker = secrets.token_hex(6)
         return await open_store(seam, table=name, clock=system, worker=worker, flush_interval=0)
 
     store, other = await process(faults), await process(aws)
-    yield Bench(faults, Table(aws, name, system), store, World(store, clock), World(other, clock))
+    worlds = World(store, clock), World(other, clock)
+    yield Bench(faults, aws.stats, Table(aws, name, system), store, *worlds)
     await store.aclose()
     await other.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})
