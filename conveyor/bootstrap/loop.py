@@ -477,7 +477,8 @@ def _leases(holder: str, settings: Settings, options: LoopOptions) -> LeaseOptio
 
 
 def _heartbeat(settings: Settings) -> float:
-    lasting = min(settings.visibility_timeout, settings.permit_lease)
+    # Claims and messages are renewed in the second half of their time.
+    lasting = min(settings.visibility_timeout / 2, settings.permit_lease)
     return min(settings.heartbeat, lasting / RENEWALS)
 
 
