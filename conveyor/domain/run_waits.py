@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -251,12 +252,13 @@ def _held_by_workers(run: Run, crew: Crew, now: int) -> list[Hold]:
             by_reason[lane.reason].append((worker, lane))
     in_hand = sum(lane.in_flight + lane.buffered for _, lane in sights)
     left = run.stats.total - run.stats.completed - in_hand
-    if in_hand:
-        # Some row is at work, so not every row waits.
-        for reason in _ALL_WAIT:
-            by_reason.pop(reason, None)
-    elif RunWaitReason.RETRY_BACKOFF in by_reason:
-        by_reason[RunWaitReason.RETRY_BACKOFF] += by_reason.pop(RunWaitReason.HOST_CLOSED, [])
+    waits = {one: by_reason.pop(one) for one in _ALL_WAIT if one in by_reason}
+    put_off = sum(lane.put_off for seen in waits.values() for _, lane in seen)
+    # A row at work, or one that nobody put off or that is due by now, does not wait.
+    if not in_hand and put_off >= left:
+        if len(waits) > 1:
+            waits = {RunWaitReason.RETRY_BACKOFF: list(chain.from_iterable(waits.values()))}
+        by_reason.update(waits)
     if left <= 0:
         by_reason.pop(RunWaitReason.MAX_INFLIGHT, None)
     if left <= 0 or not _are_full(workers, sights):

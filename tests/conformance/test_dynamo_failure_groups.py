@@ -223,7 +223,8 @@ async def test_an_addition_of_more_groups_than_it_may_have_is_made_in_two(
     await bench.seam.until_answered(settles, 8)
     held.gate.set()
     await asyncio.gather(first, more)
-    assert (await bench.row(run_id)).flushes > 3
+    # Without the bound there would be two: how many come depends on the order of the settlements.
+    assert (await bench.row(run_id)).flushes >= 3
     assert await counts(bench, run_id) == {id_of(kind): 2 for kind in range(4)}
     await check(bench, run_id)
 

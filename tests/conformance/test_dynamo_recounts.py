@@ -14,6 +14,7 @@ from conveyor.domain.task_rules import Released
 from conveyor.ports.tasks import ClaimedElsewhere, Settled
 from conveyor.prod.dynamodb.client import Plain
 from conveyor.prod.dynamodb.counters import recount
+from conveyor.prod.dynamodb.run_rows import SIZE, TYPES
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, changes, check, open_bench, writes
 from tests.conformance.world import CLAIM_LENGTH, World
@@ -145,6 +146,48 @@ async def test_a_recount_that_had_to_wait_is_made_up_for(
     while (await bench.row(run_id)).run.status is not RunStatus.COMPLETED:
         await bench.clock.advance(0.5)
     await check(bench, run_id)
+
+
+async def succeed_without_sizes(bench: TableBench, world: World, run_id: str, index: int) -> None:
+    """End a task as versions did that counted no sizes."""
+    row = await bench.row(run_id)
+    await world.succeed(run_id, index)
+    counted = await bench.outside.table.get(row.place.key)
+    assert counted is not None
+    sizes = [name for name in counted if name.startswith(SIZE)]
+    await bench.outside.table.update(
+        row.place.key, f"REMOVE {', '.join([*sizes, TYPES])}", condition=""
+    )
+
+
+async def test_a_completed_run_gets_the_sizes_that_an_older_version_left_out(
+    bench: TableBench, one: World
+) -> None:
+    _, run_id = await one.submit(3)
+    await succeed_without_sizes(bench, one, run_id, 0)
+    await one.succeed(run_id, 1)
+    row = await bench.row(run_id)
+    assert (sum(row.run.stats.shape.sizes), row.counter_epoch) == (1, 0)
+    assert (await one.succeed(run_id, 2)).run_status is RunStatus.COMPLETED
+    await bench.end(one)
+    row = await bench.row(run_id)
+    assert (sum(row.run.stats.shape.sizes), row.counter_epoch) == (3, 1)
+    assert sum(row.run.stats.shape.types.values()) == 3
+    await check(bench, run_id)
+
+
+async def test_sizes_that_cannot_be_recounted_are_left_alone(
+    bench: TableBench, one: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, run_id = await one.submit(2)
+    await succeed_without_sizes(bench, one, run_id, 0)
+    bench.seam.be_away(lambda operation, _: operation == "query", carried_out=False)
+    assert (await one.succeed(run_id, 1)).run_status is RunStatus.COMPLETED
+    await bench.end(one)
+    [line] = [one for one in caplog.records if "sizes of results" in one.message]
+    assert line.__dict__["run_id"] == run_id
+    row = await bench.row(run_id)
+    assert (sum(row.run.stats.shape.sizes), row.counter_epoch) == (1, 0)
 
 
 async def test_a_recount_leaves_what_is_right_and_what_is_in_work(

@@ -575,6 +575,8 @@ class Counters:
         run.addition = None
         run.failures = 0
         _resolve_in_order(addition.parts, before=before, after=after.run.status)
+        if after.run.status is RunStatus.COMPLETED and _lacks_sizes(after) and not run.recount_due:
+            await self._recount_sizes(run)
 
     async def _write_once(self, run: _RunCounters, addition: _Addition, now: int) -> RunRow | None:
         """Write an addition unless an earlier try did, and return the row; return None, and let go
@@ -631,6 +633,17 @@ class Counters:
             **update.values,
         )
 
+    async def _recount_sizes(self, run: _RunCounters) -> None:
+        """Recount a run that has just completed. Makes one try, as the sizes are not worth more."""
+        try:
+            await self._recount(run)
+        except ConveyorError as error:
+            _log.warning(
+                "the sizes of results stay too few: %s",
+                error.detail,
+                extra={"run_id": run.place.run_id},
+            )
+
     def _leave_to_recount(self, run: _RunCounters, parts: Sequence[_PendingDelta]) -> None:
         """Leave deltas to a recount, because the last one may or may not have counted their
         rows."""
@@ -656,6 +669,11 @@ class Counters:
             self.observe(row)
             _resolve(dropped, Settled(applied=True, run_status=row.run.status))
         return done
+
+
+def _lacks_sizes(row: RunRow) -> bool:
+    """Tell whether a version that counted no sizes has counted in a run. Its rows have them."""
+    return sum(row.run.stats.shape.sizes) < row.run.stats.successful
 
 
 def _age(row: RunRow) -> tuple[int, int]:
