@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import click
 
+from conveyor.aio.concurrency import unwrap
 from conveyor.client.output import printable
 
 SUCCEEDED = 0
@@ -44,7 +45,9 @@ def guarded(command: click.Command, name: str, arguments: list[str] | None) -> i
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
+        # A command that runs a task group fails as a group, of whatever broke in it first.
+        with unwrap():
+            code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
