@@ -54,15 +54,16 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
 class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run as one worker sees it.
 
-    `in_flight` counts the messages in hand, `buffered` those that wait here for a permit, `put_off`
-    the rows that the worker left until later. The job allows `limit` calls at a time, of which
-    `ceiling` are left while its gateway refuses for load. `reason` is what keeps the worker from
-    calling more for it, since `since` and, where it is known, until `until`, in milliseconds since
-    the epoch.
+    `in_flight` counts the messages in hand, `calling` the calls under way for them, `buffered`
+    those that wait here for a permit, `put_off` the rows that the worker left until later. The job
+    allows `limit` calls at a time, of which `ceiling` are left while its gateway refuses for load.
+    `reason` is what keeps the worker from calling more for it, since `since` and, where it is known,
+    until `until`, in milliseconds since the epoch.
     """
 
     run_id: str
     in_flight: int = 0
+    calling: int = 0
     buffered: int = 0
     put_off: int = 0
     permits: int = 0
@@ -100,6 +101,10 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     def is_stale(self, now: int) -> bool:
         """Tell whether the report is older than STALE_AFTER heartbeats."""
         return self._age(now) > STALE_AFTER
+
+    def is_overdue(self, now: int) -> bool:
+        """Tell whether the next report should be there."""
+        return self._age(now) > 1
 
     @property
     def kept_for(self) -> float:
@@ -247,7 +252,7 @@ def _held_by_workers(run: Run, crew: Crew, now: int) -> list[Hold]:
     sights = [sight for sight in crew.sights(run.run_id) if not sight[0].is_silent(now)]
     by_reason: dict[RunWaitReason, list[Sight]] = defaultdict(list)
     for worker, lane in sights:
-        if lane.reason is not None and (lane.until is None or lane.until > now):
+        if lane.reason is not None and _goes_on(worker, lane, now):
             by_reason[lane.reason].append((worker, lane))
     in_hand = sum(lane.in_flight + lane.buffered for _, lane in sights)
     left = run.stats.total - run.stats.completed - in_hand
@@ -271,6 +276,14 @@ _ALL_WAIT = (RunWaitReason.HOST_CLOSED, RunWaitReason.RETRY_BACKOFF, RunWaitReas
 """The reasons that say of every row left that it waits."""
 
 
+def _goes_on(worker: WorkerReport, lane: LaneReport, now: int) -> bool:
+    """Tell whether a reason still holds. Of rows that are put off only the first is known: once it
+    is due the others wait on, until the next report tells more."""
+    if lane.until is None or lane.until > now:
+        return True
+    return lane.reason in _ALL_WAIT and not worker.is_overdue(now)
+
+
 def _are_full(workers: Sequence[WorkerReport], sights: Sequence[Sight]) -> bool:
     """Tell whether every slot of every worker is taken, as far as it could serve the run."""
     holding = {worker.worker_id: lane.reason for worker, lane in sights}
@@ -289,7 +302,8 @@ def _hold(
         detail += f"; so it was more than {STALE_AFTER} heartbeats ago"
     ends = [lane.until for _, lane in seen if lane.until is not None]
     since = min(lane.since for _, lane in seen)
-    return Hold(reason, since, detail, min(ends) if ends else None)
+    end = min(ends, default=0)
+    return Hold(reason, since, detail, end if end > now else None)
 
 
 # -- the sentences --
@@ -342,7 +356,7 @@ def _max_inflight(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> st
 
 
 def _slots(seen: Sequence[Sight], workers: Sequence[WorkerReport]) -> str:
-    slots, own = sum(one.slots for one in workers), sum(lane.in_flight for _, lane in seen)
+    slots, own = sum(one.slots for one in workers), sum(lane.calling for _, lane in seen)
     of = f"{_counted(slots, 'slot')} of {_counted(len(workers), 'worker')}"
     return f"every slot is taken: {of}, {own:,} of them by this run"
 
