@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -57,8 +58,8 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `in_flight` counts the messages in hand, `calling` the calls under way for them, `buffered`
     those that wait here for a permit, `put_off` the rows that the worker left until later. The job
     allows `limit` calls at a time, of which `ceiling` are left while its gateway refuses for load.
-    `reason` is what keeps the worker from calling more for it, since `since` and, where it is known,
-    until `until`, in milliseconds since the epoch.
+    `reason` is what keeps the worker from calling more for it, since `since` and, where it is
+    known, until `until`, in milliseconds since the epoch.
     """
 
     run_id: str
@@ -256,12 +257,13 @@ def _held_by_workers(run: Run, crew: Crew, now: int) -> list[Hold]:
             by_reason[lane.reason].append((worker, lane))
     in_hand = sum(lane.in_flight + lane.buffered for _, lane in sights)
     left = run.stats.total - run.stats.completed - in_hand
-    if in_hand:
-        # Some row is at work, so not every row waits.
-        for reason in _ALL_WAIT:
-            by_reason.pop(reason, None)
-    elif RunWaitReason.RETRY_BACKOFF in by_reason:
-        by_reason[RunWaitReason.RETRY_BACKOFF] += by_reason.pop(RunWaitReason.HOST_CLOSED, [])
+    waits = {one: by_reason.pop(one) for one in _ALL_WAIT if one in by_reason}
+    put_off = sum(lane.put_off for seen in waits.values() for _, lane in seen)
+    # A row at work, or one that nobody had put off, does not wait.
+    if not in_hand and put_off >= left:
+        if len(waits) > 1:
+            waits = {RunWaitReason.RETRY_BACKOFF: list(chain.from_iterable(waits.values()))}
+        by_reason.update({reason: _at_most(left, seen) for reason, seen in waits.items()})
     if left <= 0:
         by_reason.pop(RunWaitReason.MAX_INFLIGHT, None)
     if left <= 0 or not _are_full(workers, sights):
@@ -282,6 +284,16 @@ def _goes_on(worker: WorkerReport, lane: LaneReport, now: int) -> bool:
     if lane.until is None or lane.until > now:
         return True
     return lane.reason in _ALL_WAIT and not worker.is_overdue(now)
+
+
+def _at_most(rows: int, seen: Sequence[Sight]) -> list[Sight]:
+    """Count at most so many rows as put off: some may have ended since the reports."""
+    counted = []
+    for worker, lane in seen:
+        put_off = min(rows, lane.put_off)
+        rows -= put_off
+        counted.append((worker, msgspec.structs.replace(lane, put_off=put_off)))
+    return counted
 
 
 def _are_full(workers: Sequence[WorkerReport], sights: Sequence[Sight]) -> bool:

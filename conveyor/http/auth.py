@@ -102,7 +102,7 @@ class KeyFile(HashedKeys):
             try:
                 self._lines = _read(self._path, self._variable)
             except ConveyorError as error:
-                _log.error("keeping the earlier API keys: %s", error.detail)
+                _log.error("keeping the earlier keys: %s", error.detail)
         return super().words(hashed)
 
     def _state(self) -> tuple[int, int, int] | None:

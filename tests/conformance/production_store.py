@@ -45,6 +45,16 @@ class OwnStore:
         self._store = store
         self._release = release
 
+    @property
+    def rows_read(self) -> int:
+        """Rows read, as the store counts them."""
+        return self._store.rows_read
+
+    @property
+    def rows_returned(self) -> int:
+        """Rows returned, as the store counts them."""
+        return self._store.rows_returned
+
     async def aclose(self) -> None:
         """Close the store, then let go of its table."""
         await self._store.aclose()

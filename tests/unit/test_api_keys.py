@@ -201,6 +201,21 @@ def test_operators_are_named_as_callers_are_and_may_act(tmp_path: Path) -> None:
     assert operators.find(BOB) == Operator(key_hash(BOB), acts=True)
 
 
+def test_a_file_of_operators_that_breaks_is_named_by_its_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "operators"
+    file.write_text(key_hash(ALICE))
+    operators = open_operator_keys(str(file))
+    replace(file, "no hash")
+    with caplog.at_level(logging.ERROR, "conveyor.http"):
+        assert operators.find(ALICE) is not None
+
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("keeping the earlier keys: CONVEYOR_OPERATOR_KEYS ")
+    assert "API" not in line
+
+
 def test_without_the_setting_nobody_is_an_operator() -> None:
     assert open_operator_keys("").find(ALICE) is None
 

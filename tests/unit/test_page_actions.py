@@ -325,7 +325,8 @@ async def test_what_an_operator_does_is_a_line_in_the_log(
 ) -> None:
     job = await api.submit(1)
     who, path = await person(api, OPERATOR), page_of(job)
-    with caplog.at_level(logging.INFO, "conveyor.http"):
+    # An installation that logs warnings alone keeps its audit lines.
+    with caplog.at_level(logging.WARNING, "conveyor.http"):
         await who.send(f"{path}/pause", page=path)
         await who.send(f"{path}/rerun", page=path)
         await (await person(api)).send(f"{path}/resume", page=path)

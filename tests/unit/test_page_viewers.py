@@ -142,12 +142,21 @@ async def test_an_unknown_key_does_not_sign_in(api: Api) -> None:
 @pytest.mark.parametrize(
     "address",
     ["//evil.test", "https://evil.test/dashboard", "/v1/jobs", "/dashboardx", "/dashboard\\evil"]
-    + ["", "/dashboard\n/x", "javascript:alert(1)"],
+    + ["", "/dashboard\n/x", "javascript:alert(1)"]
+    + ["/dashboard/../v1", "/dashboard/..", "/dashboard/jobs/./..?a=b", "/dashboard/.#a"]
+    + ["/dashboard/%2e%2E/v1", "/dashboard/.%2E/v1", "/dashboard/..%2Fv1"],
 )
 async def test_a_sign_in_leads_to_pages_of_ours_alone(api: Api, address: str) -> None:
     answer = sessions(api).sign_in(KEY, address)
     assert answer is not None
     assert answer.headers["Location"] == ROOT
+
+
+@pytest.mark.parametrize("address", ["/dashboard/jobs?name=a/../b", "/dashboard/jobs/a..b"])
+async def test_dots_that_leave_no_page_are_kept(api: Api, address: str) -> None:
+    answer = sessions(api).sign_in(KEY, address)
+    assert answer is not None
+    assert answer.headers["Location"] == address
 
 
 async def test_each_process_takes_a_bounded_number_of_sign_ins(api: Api) -> None:

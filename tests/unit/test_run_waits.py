@@ -88,7 +88,7 @@ CASES: dict[RunWaitReason, tuple[Run, Crew, str]] = {
         "every task left is of a host that asked for a pause: 90 tasks",
     ),
     R.RETRY_BACKOFF: (
-        run(),
+        run(done=99),
         crew(worker(lane(R.RETRY_BACKOFF, put_off=1, until=LATER))),
         "every task left waits for its next attempt: 1 task",
     ),
@@ -135,7 +135,12 @@ def test_each_reason_is_told_with_its_numbers(reason: RunWaitReason) -> None:
         (run(), crew(worker(lane(R.RETRY_BACKOFF, put_off=89), lane(in_flight=0)), worker(
             lane(in_flight=1), name="V"))),
         (run(), crew(worker(lane(R.PERMITS_CLOSED, until=NOW)))),
-        (run(), crew(worker(lane(R.RETRY_BACKOFF, until=NOW), age=BEAT + 1))),
+        (run(), crew(worker(lane(R.RETRY_BACKOFF, put_off=90, until=NOW), age=BEAT + 1))),
+        (run(done=95), crew(
+            worker(lane(R.RETRY_BACKOFF, put_off=3, until=NOW), age=BEAT + 1),
+            worker(lane(R.RETRY_BACKOFF, put_off=2, until=LATER), name="V"))),
+        (run(done=95), crew(worker(lane(R.HOST_CLOSED, put_off=4, until=LATER)))),
+        (run(done=95), crew(worker(lane(R.CLAIMS_HELD, put_off=4, until=LATER)))),
         (run(), crew(worker(lane(R.SLOTS), in_use=4), worker(lane(), name="V", in_use=4))),
         (run(), crew(worker(lane(R.SLOTS), in_use=4), worker(name="V", in_use=3))),
         (run(), crew(worker(lane(in_flight=7), age=6 * BEAT + 1), worker(name="V"))),
@@ -144,7 +149,8 @@ def test_each_reason_is_told_with_its_numbers(reason: RunWaitReason) -> None:
     ],
     ids=[
         "ended", "idle", "nothing known", "heard of late", "one of two silent", "another run",
-        "all in hand", "all done", "one at work", "open by now", "due by now", "a lane with room",
+        "all in hand", "all done", "one at work", "open by now", "due by now",
+        "some due by now", "some of other hosts", "some under no claim", "a lane with room",
         "a worker with a free slot", "claims lapsed", "rows written", "rows copied",
     ],
 )  # fmt: skip
@@ -191,7 +197,7 @@ def test_a_reason_older_than_two_heartbeats_says_so() -> None:
 def test_hosts_that_cool_down_are_told_only_if_all_rows_left_are_theirs() -> None:
     host = worker(lane(R.HOST_CLOSED, put_off=2, until=LATER))
     other = worker(lane(R.RETRY_BACKOFF, put_off=3, until=LATER - 1), name="V")
-    wait = run_wait(run(), crew(host, other), NOW)
+    wait = run_wait(run(done=95), crew(host, other), NOW)
     assert wait is not None
     assert (wait.reason, wait.until) == (R.RETRY_BACKOFF, LATER - 1)
     assert wait.detail == "every task left waits for its next attempt: 5 tasks"
@@ -204,6 +210,18 @@ def test_rows_that_wait_are_told_until_the_next_report(reason: RunWaitReason) ->
     wait = run_wait(run(), crew(seen), NOW)
     assert wait is not None
     assert (wait.reason, wait.until) == (reason, None)
+    fewer = run_wait(run(done=97), crew(seen), NOW)
+    assert fewer is not None
+    assert fewer.detail.endswith(": 3 tasks")
+
+
+def test_workers_that_wait_for_several_reasons_make_one_of_all_rows_left() -> None:
+    host = worker(lane(R.HOST_CLOSED, put_off=2, until=LATER))
+    claim = worker(lane(R.CLAIMS_HELD, put_off=3, until=LATER - 1), name="V")
+    wait = run_wait(run(done=95), crew(host, claim), NOW)
+    assert wait is not None
+    assert (wait.reason, wait.until, wait.others) == (R.RETRY_BACKOFF, LATER - 1, ())
+    assert wait.detail == "every task left waits for its next attempt: 5 tasks"
 
 
 def test_an_outage_is_told_as_what_it_is() -> None:
@@ -217,7 +235,7 @@ def test_an_outage_is_told_as_what_it_is() -> None:
 
 def test_claims_that_a_worker_met_are_told_while_nothing_is_at_work() -> None:
     seen = worker(lane(R.CLAIMS_HELD, put_off=2, until=LATER))
-    wait = run_wait(run(), crew(seen), NOW)
+    wait = run_wait(run(done=98), crew(seen), NOW)
     assert wait is not None
     assert (wait.reason, wait.until) == (R.CLAIMS_HELD, LATER)
 

@@ -370,7 +370,7 @@ async def _logged(call: ActionCall, name: str, act: Act, job_id: str) -> str | N
         raise
     finally:
         if call.viewer.operator is not None:
-            _log.info(
+            _log.warning(
                 "an operator acted on a job",
                 extra={
                     "operator": call.viewer.operator,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -181,7 +181,9 @@ def _own_page(path: str) -> str:
     parts = urlsplit(path)
     is_ours = path == ROOT or path.startswith((f"{ROOT}/", f"{ROOT}?"))
     is_plain = not parts.scheme and not parts.netloc and "\\" not in path and path.isprintable()
-    return path if is_ours and is_plain else ROOT
+    # A browser takes %2e for a dot, and some proxies %2f for a slash.
+    climbs = not {".", ".."}.isdisjoint(unquote(parts.path).split("/"))
+    return path if is_ours and is_plain and not climbs else ROOT
 
 
 def _set(response: Response, value: str, seconds: int) -> None:

@@ -296,9 +296,12 @@ class Table:
 
     Reads and writes of single items and of partitions raise NewerRow for an item of an unknown
     shape.
+
+    `records_read` counts items of jobs, runs and failure groups; their readers add to it.
     """
 
     def __init__(self, aws: Aws, name: str, clock: Clock) -> None:
+        self.records_read = 0
         self.name = name
         self.clock = clock
         self._aws = aws

@@ -111,6 +111,7 @@ async def group_items(table: Table, run_id: str) -> dict[str, Item]:
     prefix = failure_group_key(run_id, "")
     found: dict[str, Item] = {}
     async for page in table.pages(Query(prefix.pk, begins_with=prefix.sk, known_only=True)):
+        table.records_read += len(page.items)
         found |= {item[SORT_KEY].removeprefix(prefix.sk): item for item in page.items}
     return found
 

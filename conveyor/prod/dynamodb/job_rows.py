@@ -165,11 +165,13 @@ class JobReads:
     async def job(self, job_id: str) -> JobRow | None:
         """Read a job by its id."""
         item = await self._table.get(job_key(job_id))
+        self._table.records_read += item is not None
         return None if item is None else read_job_row(item)
 
     async def jobs(self, job_ids: Iterable[str]) -> dict[str, Job]:
         """Read jobs of any callers by their ids; leave out those that are unreadable."""
         items = await self._table.get_many([job_key(job_id) for job_id in job_ids])
+        self._table.records_read += len(items)
         return {row.job.job_id: row.job for row in decode_intact(read_job_row, items.values())}
 
     async def find(self, caller: str, job_id: str) -> JobAndRun | None:
@@ -212,6 +214,7 @@ class JobReads:
             if row.job.caller == caller
         }
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
+        self._table.records_read += len(items) + len(runs)
         views: list[JobAndRun | None] = []
         for job_id, job in jobs.items():
             try:
@@ -230,6 +233,7 @@ class JobReads:
         if not job.latest_run_sequence:
             return None
         item = await self._table.get(run_key(job.job.job_id, job.latest_run_sequence))
+        self._table.records_read += item is not None
         return await self._read(item)
 
     async def _read(self, item: Item | None) -> RunRow | None:

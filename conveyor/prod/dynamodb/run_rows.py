@@ -428,6 +428,7 @@ async def list_run_rows(
             first.pk, between=(first.sk, last.sk), forward=False, limit=limit, known_only=known_only
         )
     ):
+        table.records_read += len(page.items)
         rows = (
             decode_intact(read_run_row, page.items) if known_only else map(read_run_row, page.items)
         )

@@ -516,6 +516,7 @@ class RecentChanges:
     async def _runs(self, entries: Sequence[_Entry]) -> list[ChangedRun]:
         """Read the runs of entries, and their jobs; leave out those that are not wanted."""
         items = await self._table.get_many([entry.key for entry in entries])
+        self._table.records_read += len(items)
         rows = {row.place.key: row for row in decode_intact(read_run_row, items.values())}
         kept = {key: row for key, row in rows.items() if self._takes(row)}
         jobs = await JobReads(self._records).jobs({row.run.job_id for row in kept.values()})
@@ -597,6 +598,7 @@ class DynamoRuns:
             latest = await self._list(caller, job_id, below=None, limit=1, known_only=False)
             return latest[0] if latest else None
         row = await self._records.read(run_id)
+        self._records.table.records_read += row is not None
         if row is None or row.caller != caller or row.run.job_id != job_id:
             return None
         return (await self._records.with_late_status(row)).run

@@ -44,8 +44,8 @@ class DynamoStore:
 
     @property
     def rows_read(self) -> int:
-        """Task rows read for pages."""
-        return self.tasks.rows_read
+        """Task rows read for pages, and rows of jobs, runs and failure groups."""
+        return self.tasks.rows_read + self.table.records_read
 
     @property
     def rows_returned(self) -> int:

@@ -326,6 +326,7 @@ class DynamoTasks:
 
     async def failure_groups(self, run_id: str) -> FailureGroups | None:
         row = await self._records.read(run_id)
+        self._table.records_read += row is not None
         return None if row is None else await read_failure_groups(self._table, row)
 
     async def task_history(self, run_id: str, task_id: str) -> list[Event] | None:
