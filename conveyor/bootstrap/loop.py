@@ -118,7 +118,10 @@ def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTel
         missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
         raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
     tracer = OpenTelemetryTracer(
-        clock, endpoint=settings.otlp_endpoint, ratio=settings.trace_ratio, role=settings.role
+        clock,
+        endpoint=settings.otlp_endpoint,
+        ratio=settings.trace_ratio,
+        service=f"conveyor-{settings.role or 'dev'}",
     )
     telemetry.exemplars(lambda: tracer.latest)
     return tracer
@@ -474,7 +477,8 @@ def _leases(holder: str, settings: Settings, options: LoopOptions) -> LeaseOptio
 
 
 def _heartbeat(settings: Settings) -> float:
-    lasting = min(settings.visibility_timeout, settings.permit_lease)
+    # Claims and messages are renewed in the second half of their time.
+    lasting = min(settings.visibility_timeout / 2, settings.permit_lease)
     return min(settings.heartbeat, lasting / RENEWALS)
 
 

@@ -250,8 +250,7 @@ def _probes(
     stats = binding.stats
 
     def away() -> list[str]:
-        found = list(stats.away(clock.monotonic()))
-        return found if worker is None else found + worker.away()
+        return binding.away() + ([] if worker is None else worker.away())
 
     return create_probes(
         telemetry.registry(),
@@ -331,6 +330,7 @@ def _measure(
     telemetry.family("aws_calls", lambda: stats.calls.items())
     telemetry.family("aws_retries", lambda: stats.retries.items())
     telemetry.family("aws_throttles", lambda: stats.throttles.items())
+    telemetry.family("aws_undone", lambda: stats.undone.items())
     telemetry.family(
         "aws_consumed_capacity",
         lambda: (((operation,), units) for operation, units in stats.capacity.items()),

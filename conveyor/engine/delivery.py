@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -50,12 +50,13 @@ class MessageReturner:
         hide = partial(self._queues.change_visibility, delivery.queue, (delivery.receipt,))
         await log_and_continue(_log, "a message was not hidden", partial(hide, visibility=seconds))
 
-    async def keep(self, deliveries: Iterable[Delivery], *, seconds: float) -> None:
-        """Keep messages hidden from all other workers for some seconds from now."""
+    async def keep(self, deliveries: Iterable[Delivery], *, seconds: float) -> list[str]:
+        """Keep messages hidden from all other workers for some seconds from now; return the
+        receipts of those for which that succeeded."""
         receipts: dict[str, list[str]] = {}
         for delivery in deliveries:
             receipts.setdefault(delivery.queue, []).append(delivery.receipt)
-        await self._show(receipts, seconds, "messages were not renewed")
+        return await self._show(receipts, seconds, "messages were not renewed")
 
     async def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Let other workers receive messages at once; replace worn ones by fresh copies."""
@@ -67,11 +68,18 @@ class MessageReturner:
                 receipts.setdefault(delivery.queue, []).append(delivery.receipt)
         await self._show(receipts, 0.0, "messages were not given back")
 
-    async def _show(self, receipts: dict[str, list[str]], after: float, failed: str) -> None:
-        """Make messages visible after some seconds; go on with the next queue if one fails."""
+    async def _show(self, receipts: dict[str, list[str]], after: float, failed: str) -> list[str]:
+        """Make messages visible after some seconds; go on with the next queue if one fails. Return
+        the receipts of those queues that did not fail."""
+
+        async def show(queue: str, batch: list[str]) -> list[str]:
+            await self._queues.change_visibility(queue, batch, visibility=after)
+            return batch
+
+        changed: list[str] = []
         for queue, batch in receipts.items():
-            show = partial(self._queues.change_visibility, queue, batch, visibility=after)
-            await log_and_continue(_log, failed, show)
+            changed += await log_and_continue(_log, failed, partial(show, queue, batch)) or ()
+        return changed
 
     def _is_worn(self, delivery: Delivery) -> bool:
         return delivery.receive_count >= self._worn_from and delivery.queue != CONTROL_QUEUE
@@ -169,8 +177,7 @@ class Heartbeat:
     is not begun again; the others are.
     """
 
-    def __init__(self, returner: MessageReturner, *, tasks: Handler, control: Handler) -> None:
-        self._returner = returner
+    def __init__(self, *, tasks: Handler, control: Handler) -> None:
         self._tasks = tasks
         self._control = control
         self._group: TaskGroup | None = None
@@ -184,10 +191,9 @@ class Heartbeat:
             finally:
                 self._group = None
 
-    def begin(self, deliveries: Sequence[Delivery], *, seconds: float) -> None:
-        """Begin to renew these messages for some seconds from now, and what the handlers hold.
-        Failures are logged. Without effect unless `run` runs."""
-        keep = partial(self._returner.keep, deliveries, seconds=seconds)
+    def begin(self, keep: Callable[[], Awaitable[None]]) -> None:
+        """Begin to renew messages, which `keep` does, and what the handlers hold. Failures are
+        logged. Without effect unless `run` runs."""
         self._start("messages were not renewed", keep)
         self._start("claims were not renewed", self._tasks.renew)
         self._start("control work was not renewed", self._control.renew)

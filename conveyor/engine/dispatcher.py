@@ -108,7 +108,7 @@ class Dispatcher:
         self._polling = options.polling
         self._outages = options.outages or Outages(clock)
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
-        self._renewals = Heartbeat(self._returns, tasks=task_handler, control=control_handler)
+        self._renewals = Heartbeat(tasks=task_handler, control=control_handler)
         self._stages, at_once = _stages_of(task_handler)
         self._pace = Pace(options.slots, claims_at_once=at_once)
         self._finisher = Finisher(
@@ -238,9 +238,22 @@ class Dispatcher:
     # -- upkeep --
 
     def renew(self) -> None:
-        """Begin to extend the visibility of every message in work, and what the handlers hold."""
-        kept = [one.delivery for one in self._working.values() if not one.lane.dropped]
-        self._renewals.begin(kept, seconds=self._visibility)
+        """Begin to extend the visibility of messages in work, once less than half of it is left,
+        and what the handlers hold."""
+        self._renewals.begin(self._keep_hidden)
+
+    async def _keep_hidden(self) -> None:
+        now = self._clock.monotonic()
+        due = {
+            receipt: one
+            for receipt, one in self._working.items()
+            if not one.lane.dropped and now - one.hidden_at > self._visibility / 2
+        }
+        kept = await self._returns.keep(
+            [one.delivery for one in due.values()], seconds=self._visibility
+        )
+        for receipt in kept:
+            due[receipt].hidden_at = now
 
     def tend(self) -> None:
         """Tend permits, buffers and claims that wait. The worker calls this a few times a second;
@@ -327,7 +340,8 @@ class Dispatcher:
                     continue
                 if plan.refill is not None:
                     self._spawn(partial(self._ask, plan.refill))
-                await self._work(InHand(plan.lane, plan.delivery, now), scope)
+                started = InHand(plan.lane, plan.delivery, now, plan.received_at)
+                await self._work(started, scope)
             woken = False
             # Let all slots that end in the same turn free themselves before one asks for more: this
             # makes one receive of ten instead of ten receives of one.
@@ -436,7 +450,7 @@ class Dispatcher:
             return
         if plan.extra and len(received) < plan.count + plan.extra:
             lane.calm_until = now + CALM
-        messages = [InHand(lane, delivery, now) for delivery in received[: plan.count]]
+        messages = [InHand(lane, delivery, now, now) for delivery in received[: plan.count]]
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
         if self._pace.claims_ahead and not lane.is_control:

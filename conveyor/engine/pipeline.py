@@ -23,14 +23,16 @@ from conveyor.ports.queues import Delivery
 class InHand:
     """A message of a lane that this worker has in hand, from its receipt to its end.
 
-    It was received, or tried again, at `since`; its work began at `began`. `held` is its claim,
-    and `permit` the name of its permit, once it has one. `tries` counts those that failed.
-    `has_slot` is False while its slot is free, though it is still in hand.
+    It was received, or tried again, at `since`; its work began at `began`. Its queue hides it for a
+    visibility timeout from `hidden_at` on. `held` is its claim, and `permit` the name of its
+    permit, once it has one. `tries` counts those that failed. `has_slot` is False while its slot is
+    free, though it is still in hand.
     """
 
     lane: Lane
     delivery: Delivery
     since: float
+    hidden_at: float
     held: Held | None = None
     permit: str = ""
     began: float = 0.0

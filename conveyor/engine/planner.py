@@ -99,6 +99,7 @@ class Start:
 
     lane: Lane
     delivery: Delivery
+    received_at: float
     refill: Receive | None
 
 
@@ -228,14 +229,14 @@ class Planner:
         return due
 
     def _start(self, lane: Lane, now: float, *, refills: bool) -> Start:
-        delivery, _ = lane.buffer.popleft()
+        delivery, received_at = lane.buffer.popleft()
         self._book(lane, 1)
         refill = None
         batch = self._polling.batch
         if refills and self._policy.may_buffer(lane, 0, now) >= batch:
             refill = Receive(lane, 0, extra=batch, empties=lane.empties)
             lane.refilling += batch
-        return Start(lane, delivery, refill)
+        return Start(lane, delivery, received_at, refill)
 
     def _receive(
         self, lane: Lane, count: int, now: float, *, may_wait: bool, buffers: bool

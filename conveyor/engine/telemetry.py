@@ -215,7 +215,10 @@ METRICS: dict[str, MetricInfo] = {
         PRODUCTION,
     ),
     "aws_retries": MetricInfo(COUNTER, "Calls to AWS made again", _CALL, PRODUCTION),
-    "aws_throttles": MetricInfo(COUNTER, "Calls that AWS throttled", _CALL, PRODUCTION),
+    "aws_throttles": MetricInfo(
+        COUNTER, "Calls, and parts of batches, that AWS throttled", _CALL, PRODUCTION
+    ),
+    "aws_undone": MetricInfo(COUNTER, "Parts of batches that AWS left undone", _CALL, PRODUCTION),
     "aws_consumed_capacity": MetricInfo(
         COUNTER, "Capacity units of DynamoDB that were used", {"operation": ()}, PRODUCTION
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -89,11 +90,12 @@ class OpenTelemetryTracer:
     """The tracing port over the SDK.
 
     `endpoint` is the base URL of an OTLP collector over HTTP; without a path, /v1/traces is added.
-    `ratio` is the share of keys that are sampled, 0 to 1. `latest` has the trace id of the latest
+    `ratio` is the share of keys that are sampled, 0 to 1. `service` is the name of the program in
+    the traces. `latest` has the trace id of the latest
     sampled end of each outcome, by name of the trace and outcome, for exemplars.
     """
 
-    def __init__(self, clock: Clock, *, endpoint: str, ratio: float, role: str) -> None:
+    def __init__(self, clock: Clock, *, endpoint: str, ratio: float, service: str) -> None:
         self.latest: dict[tuple[str, str], str] = {}
         # It would log every failed request; what users need to know is told above.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
@@ -103,9 +105,7 @@ class OpenTelemetryTracer:
         shown = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}"
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
-            resource=Resource.create(
-                {"service.name": f"conveyor-{role}", "service.version": __version__}
-            ),
+            resource=Resource.create({"service.name": service, "service.version": __version__}),
             shutdown_on_exit=False,
             id_generator=_ClockIds(clock),
         )
@@ -132,8 +132,14 @@ class OpenTelemetryTracer:
 
     async def aclose(self) -> None:
         """Send what waits, for at most CLOSING_TIMEOUT; what is left is lost."""
-        with anyio.move_on_after(CLOSING_TIMEOUT):
-            await anyio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        # Of a thread that is no daemon the interpreter would wait for the end, however long the
+        # collector keeps silent.
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(CLOSING_TIMEOUT)
 
 
 class _SpanRecording:

@@ -23,6 +23,7 @@ from conveyor.ports.blobs import BlobPurge, Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.deliveries import DeliveryUpkeep
 from conveyor.ports.maintenance import (
+    DuePosition,
     EndedRun,
     ExportUpkeep,
     InputExpiry,
@@ -166,13 +167,9 @@ class QuietRuns:
 
 
 INTERVAL = 3_600.0
-"""Seconds between two looks at every ended run."""
+"""Seconds between two looks at the ended runs."""
 BUDGET = 30.0
 """Seconds after which a look lets the rest of the sweep go first; the next sweep goes on."""
-ENDED_FOR = 3_600_000
-"""Milliseconds after its end at which a run is looked at: by then its worker has dropped the queue,
-or died before."""
-
 _DAY = 86_400_000
 
 
@@ -200,11 +197,12 @@ class Retention:
         self._pace = Throttle(clock)
         self._row_days = row_days
         self._looked_at: int | None = None
-        self._after = ""
+        self._after: DuePosition | None = None
         self._rests_until = 0.0
 
     async def look(self, *, until: float) -> None:
-        """Look at the ended runs, by id, if that is due; or go on with an unfinished look.
+        """Look at the ended runs for which something is due, the longest due first, if the last
+        look was long enough ago; or go on with an unfinished look.
 
         End soon after the monotonic instant `until`, or after its own budget, in the middle of a
         run if need be, but after at least one step of removal.
@@ -214,16 +212,17 @@ class Retention:
             return
         until = min(until, now + BUDGET)
         while True:
-            before = self._clock.now() - ENDED_FOR
-            runs = await self._sweeping.ended_runs(before=before, after=self._after, limit=PAGE)
+            runs = await self._sweeping.ended_runs(
+                now=self._clock.now(), row_days=self._row_days, after=self._after, limit=PAGE
+            )
             for run in runs:
                 if not await self._age(run, until=until):
                     return
-                self._after = run.run_id
+                self._after = DuePosition(run.due_at, run.run_id)
                 if self._clock.monotonic() >= until:
                     return
             if len(runs) < PAGE:
-                self._after = ""
+                self._after = None
                 self._looked_at = self._clock.now()
                 return
 

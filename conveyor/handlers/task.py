@@ -147,6 +147,14 @@ class ClaimedTask(Held):
             self.settlement = Succeeded(settlement.event, result)
 
 
+@dataclass(slots=True)
+class _HeldClaim:
+    """A claim of this process, by its number. It lapses at `until`."""
+
+    number: int
+    until: int
+
+
 class TaskHandler(StagedHandler):
     """The handler of task messages."""
 
@@ -174,7 +182,7 @@ class TaskHandler(StagedHandler):
         self._retry_policy = retry_policy
         self._observer = observer
         self._options = options
-        self._claims: dict[tuple[str, str], int] = {}
+        self._claims: dict[tuple[str, str], _HeldClaim] = {}
         self._not_undone: list[ClaimedTask] = []
         self._has_suspect = False
         self._calls = 0
@@ -222,11 +230,19 @@ class TaskHandler(StagedHandler):
         return found if outcome is None else outcome
 
     async def renew(self) -> None:
-        """Extend the claims of all tasks in work, and undo those that could not be undone."""
-        if self._claims:
-            claims = [(run, task, number) for (run, task), number in self._claims.items()]
-            until = self._clock.now() + int(self._options.visibility * 1000)
-            await self._tasks.renew_claims(claims, claimed_until=until)
+        """Extend the claims of tasks in work, once less than half of their time is left, and undo
+        those that could not be undone."""
+        now, lasting = self._clock.now(), int(self._options.visibility * 1000)
+        due = {
+            claimed: claim
+            for claimed, claim in self._claims.items()
+            if 2 * (claim.until - now) < lasting
+        }
+        if due:
+            claims = [(run, task, claim.number) for (run, task), claim in due.items()]
+            await self._tasks.renew_claims(claims, claimed_until=now + lasting)
+            for claim in due.values():
+                claim.until = now + lasting
         if self._not_undone:
             again, self._not_undone = self._not_undone, []
             await self._undo(again)
@@ -296,7 +312,8 @@ class TaskHandler(StagedHandler):
         message = delivery.message
         if isinstance(claim, Claimed):
             task = claim.task
-            self._claims[task.run_id, task.task_id] = task.claim_number
+            claimed = _HeldClaim(task.claim_number, request.claimed_until)
+            self._claims[task.run_id, task.task_id] = claimed
             held = ClaimedTask(task, message.job_id, delivery.receive_count)
             held.trace = self._tracer.begin("attempt", task.task_id, started_at=request.now)
             if held.trace is not None:

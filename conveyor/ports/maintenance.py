@@ -23,7 +23,7 @@ class EndedRun(msgspec.Struct, frozen=True):
     """A run that ended at `ended_at`, in milliseconds since the epoch.
 
     `swept` is True once its bodies were removed for age, `queue_dropped` once a sweeper has dropped
-    its queue after its end.
+    its queue after its end. `due_at` is its place among runs for which something is due.
     """
 
     job_id: str
@@ -32,6 +32,19 @@ class EndedRun(msgspec.Struct, frozen=True):
     result_ttl_days: int
     swept: bool
     queue_dropped: bool
+    due_at: int
+
+
+class DuePosition(NamedTuple):
+    """The place of an ended run among those for which something is due."""
+
+    due_at: int
+    run_id: str
+
+
+ENDED_FOR = 3_600_000
+"""Milliseconds after its end at which a run is looked at: by then its worker has dropped the queue,
+or died before."""
 
 
 class Sweeping(Protocol):
@@ -66,11 +79,15 @@ class Sweeping(Protocol):
         above `after`."""
         ...
 
-    async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
-        """Return at most `limit` terminal runs that ended before `before` and are not deleted, in
-        order of their id, which is above `after`.
+    async def ended_runs(
+        self, *, now: int, row_days: int, after: DuePosition | None, limit: int
+    ) -> list[EndedRun]:
+        """Return at most `limit` terminal runs for which something is due at `now`, the longest due
+        first, behind `after`. What is read does not grow with runs for which nothing is due.
 
-        A run whose bodies other runs use counts as ended when the last of those has ended.
+        ENDED_FOR after its end, a queue is due that no sweeper has dropped; after that the bodies,
+        once their results have expired; and `row_days` after those the run itself, unless that is
+        0. A run whose bodies other runs use counts as ended when the last of those has ended.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
@@ -74,14 +75,16 @@ PATIENCE = 60.0
 class ProdBinding:
     """The ports, and the parts that only this binding has.
 
-    `jobs` finds templates, through Redis if there is one. `store` counts the rows that it reads,
-    `stats` the calls to AWS. Call `agree` every `agree_every` seconds: it confirms that this
-    process works by the fleet's terms, and raises ConveyorError(conflict) if they have changed.
+    `away` names the services that do not answer at present. `jobs` finds templates, through Redis
+    if there is one. `store` counts the rows that it reads, `stats` the calls to AWS. Call `agree`
+    every `agree_every` seconds: it confirms that this process works by the fleet's terms, and
+    raises ConveyorError(conflict) if they have changed.
     """
 
     ports: Binding
     store: DynamoStore
     stats: CallStats
+    away: Callable[[], list[str]]
     jobs: JobLookup
     rate_limit: RateLimit | None
     agree: Callable[[], Awaitable[None]]
@@ -104,8 +107,7 @@ async def open_binding(
         aws = DeployedAws(behind, boto.stats, clock, resources=production_resources(options))
         table = Table(aws, options.table, clock)
         agree = await start(aws, table, options, works=works)
-        store = await _open_store(aws, options, clock, patience=PATIENCE)
-        stack.push_async_callback(store.aclose)
+        store = await _open_store(aws, options, clock, stack, patience=PATIENCE)
         server = await _open_redis(options, clock, stack, works=works)
         ports = Binding(
             jobs=store.jobs,
@@ -134,6 +136,7 @@ async def open_binding(
         ports=ports,
         store=store,
         stats=boto.stats,
+        away=partial(_away, boto.stats, server, clock),
         jobs=_jobs(options, store, server),
         rate_limit=_rate_limit(options, server),
         agree=agree,
@@ -149,8 +152,7 @@ async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[Dyna
         stack.push_async_callback(boto.aclose)
         resources = production_resources(options)
         aws = DeployedAws(boto, boto.stats, clock, resources=resources)
-        store = await _open_store(aws, options, clock)
-        stack.push_async_callback(store.aclose)
+        store = await _open_store(aws, options, clock, stack)
         try:
             yield store
         except NotDeployed as error:
@@ -159,9 +161,9 @@ async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[Dyna
 
 
 async def _open_store(
-    aws: Aws, options: ProdOptions, clock: Clock, *, patience: float = 0.0
+    aws: Aws, options: ProdOptions, clock: Clock, stack: AsyncExitStack, *, patience: float = 0.0
 ) -> DynamoStore:
-    return await open_store(
+    store = await open_store(
         aws,
         table=options.table,
         clock=clock,
@@ -169,6 +171,8 @@ async def _open_store(
         patience=patience,
         fire_retention_days=options.fire_retention_days,
     )
+    stack.push_async_callback(store.aclose)
+    return store
 
 
 async def _open_redis(
@@ -180,6 +184,12 @@ async def _open_redis(
     stack.push_async_callback(server.aclose)
     await check_redis(server, options, works=works)
     return server
+
+
+def _away(stats: CallStats, server: RedisServer | None, clock: Clock) -> list[str]:
+    """Name the services that do not answer at present."""
+    ours = ["redis"] if server is not None and server.away else []
+    return [*stats.away(clock.monotonic()), *ours]
 
 
 def _queues(

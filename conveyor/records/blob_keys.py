@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from zlib import crc32
 
 from conveyor.aio.concurrency import Remove
 from conveyor.domain.ids import is_ulid
 from conveyor.ports.blobs import BlobPurge
 
+SPREAD = 16
+"""Prefixes over which the bodies of a run are spread."""
 _NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+"
 _KEY = re.compile(rf"(?!tmp(?:/|\Z)){_NAME}(?:/{_NAME})*")
 
@@ -39,9 +42,14 @@ def run_prefix(job_id: str, run_id: str, lifecycle_days: int) -> str:
 def result_key(
     job_id: str, run_id: str, task_id: str, claim_number: int, lifecycle_days: int
 ) -> str:
-    """The key of one claim's body: two claims of a task never write to the same key."""
+    """The key of one claim's body: two claims of a task never write to the same key.
+
+    A store that splits its keys in order, as S3 does, spreads a run only if keys written at one
+    time differ early: so a digit of a checksum comes before the index, which grows with time.
+    """
     prefix = run_prefix(job_id, run_id, lifecycle_days)
-    return f"{prefix}{task_id[:5]}/{task_id}.{claim_number}"
+    digit = crc32(task_id.encode()) % SPREAD
+    return f"{prefix}{digit:x}{task_id[:4]}/{task_id}.{claim_number}"
 
 
 LIFECYCLE_DAYS = (30, 90, 400)

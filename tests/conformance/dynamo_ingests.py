@@ -19,10 +19,11 @@ from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.records import StoredResponse
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.dynamodb.client import Item, Query, Table
+from conveyor.prod.dynamodb.client import Item, Table
+from conveyor.prod.dynamodb.runs import query_all
 from conveyor.prod.dynamodb.schema import (
     BY_OWNER,
-    INTENTS,
+    all_partitions,
     run_key,
     table_parameters,
     task_partition,
@@ -135,7 +136,7 @@ class Ingests:
 
     async def intents(self) -> int:
         """Runs whose rows are being written before them."""
-        return len((await self.table.page(Query(INTENTS, index=BY_OWNER))).items)
+        return len(await query_all(self.table, all_partitions("intents"), index=BY_OWNER))
 
     async def exact(self, job_id: str, run_id: str, states: str) -> None:
         """The rows stand as the letters say, each once, and the counters say the same."""

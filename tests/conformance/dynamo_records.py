@@ -16,12 +16,15 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import KeyClaim
 from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.dynamodb.client import Item, Query, Table
+from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.refusals import DeployedAws
+from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
 from conveyor.prod.dynamodb.run_rows import RunPlace, new_run_item
+from conveyor.prod.dynamodb.runs import query_all
 from conveyor.prod.dynamodb.schema import (
     BY_OWNER,
-    INTENTS,
+    all_partitions,
     job_key,
     place_key,
     run_key,
@@ -46,6 +49,7 @@ class Bench:
     """One table, and two processes on it: `world` behind `faults`, `other` beside it."""
 
     faults: FaultyAws
+    stats: CallStats
     table: Table
     store: DynamoStore
     world: World
@@ -59,8 +63,7 @@ class Bench:
 
     async def intents(self) -> int:
         """Jobs whose rows are being written."""
-        page = await self.table.page(Query(INTENTS, index=BY_OWNER))
-        return len(page.items)
+        return len(await query_all(self.table, all_partitions("intents"), index=BY_OWNER))
 
     async def key(self, scope: str, *, created_id: str = "ID", after: int = 0) -> KeyClaim:
         """Claim a key."""
@@ -102,12 +105,14 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
 
-    async def process(seam: FaultyAws | BotoAws) -> DynamoStore:
+    async def process(behind: Aws) -> DynamoStore:
+        seam = DeployedAws(behind, aws.stats, system, resources={})
         worker = secrets.token_hex(6)
         return await open_store(seam, table=name, clock=system, worker=worker, flush_interval=0)
 
     store, other = await process(faults), await process(aws)
-    yield Bench(faults, Table(aws, name, system), store, World(store, clock), World(other, clock))
+    worlds = World(store, clock), World(other, clock)
+    yield Bench(faults, aws.stats, Table(aws, name, system), store, *worlds)
     await store.aclose()
     await other.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})

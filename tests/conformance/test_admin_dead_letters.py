@@ -26,7 +26,7 @@ from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
-from conveyor.prod.sqs.messages import NO_MESSAGE, OF_ANOTHER_VERSION
+from conveyor.prod.sqs.messages import MISPLACED, NO_MESSAGE, OF_ANOTHER_VERSION
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.sqs.registry import prefix
 from tests.conformance.emulators import address
@@ -121,6 +121,15 @@ async def test_letters_are_listed_and_stay(fleet: Fleet) -> None:
     assert all(letter.left == 14 * 86_400 - letter.age for letter in first)
     assert {letter.letter_id for letter in second} == {letter.letter_id for letter in first}
     assert len(await fleet.letters.peek(limit=2)) == 2
+
+
+async def test_a_letter_that_lay_in_a_queue_of_other_messages_says_so(fleet: Fleet) -> None:
+    await fleet.queues.send(CONTROL_QUEUE, TaskMessage(JOB, RUN, "0" * 26))
+    assert await fleet.control() == []
+
+    [letter] = await fleet.letters.peek(limit=10)
+    assert letter.about == f"task {JOB} {RUN} {'0' * 26}"
+    assert letter.reason == MISPLACED
 
 
 def test_a_letter_is_kept_until_14_days_after_it_was_first_sent() -> None:

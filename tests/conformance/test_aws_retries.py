@@ -21,7 +21,7 @@ from conveyor.prod.aws.boto import (
     BotoAws,
     open_aws,
 )
-from conveyor.prod.aws.calls import AwsOptions, AwsRefused, CallStats
+from conveyor.prod.aws.calls import THROTTLED_PARTS, AwsOptions, AwsRefused, CallStats
 from tests.conformance.aws_answers import told, told_of_rows
 from tests.conformance.emulators import use_test_keys
 
@@ -241,6 +241,8 @@ async def test_a_cancelled_transaction_is_made_again_if_every_reason_passes(
             await call
         assert caught.value.reasons == reasons
     assert there.asked == 1 + passes
+    throttled = passes and bool(THROTTLED_PARTS & set(reasons))
+    assert aws.stats.throttles["dynamodb", "transact_write_items"] == throttled
 
 
 class JumpingClock(SystemClock):

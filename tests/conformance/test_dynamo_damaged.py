@@ -20,8 +20,8 @@ from conveyor.prod.dynamodb.schema import (
     ENDED_DELIVERIES,
     EXPORTS,
     INPUTS,
-    INTENTS,
     OUTBOX,
+    UNSPREAD_INTENTS,
     Key,
     export_item_key,
     fire_key,
@@ -43,14 +43,23 @@ from tests.conformance.dynamo_schedules import (
     skipped,
 )
 from tests.conformance.dynamo_versions import Versions, export_of, open_versions
-from tests.conformance.world import CALLER
+from tests.conformance.world import CALLER, all_ended
 
 pytestmark = pytest.mark.extended
 
 DAY = 86_400_000
 DELIVERY_INDEX = [DELIVERIES, ENDED_DELIVERIES]
 PARTITIONS = {
-    "gsi1": ["ingesting#0", "unsettled#0", "ended#0", "deleted#0", INTENTS],
+    "gsi1": [
+        "ingesting#0",
+        "unsettled#0",
+        "ended#0",
+        "aging#0",
+        "aged#0",
+        "deleted#0",
+        "intents#0",
+        UNSPREAD_INTENTS,
+    ],
     "gsi2": ["active#0", "idle#1", INPUTS, EXPORTS, OUTBOX, *DELIVERY_INDEX, "schedules#2"],
 }
 SECRET = "a-text-that-is-in-the-row"
@@ -89,7 +98,7 @@ async def look_at_everything(versions: Versions, now: int) -> set[str]:
         for view in await store.jobs.list_jobs(CALLER, status=None, before=None, limit=10)
     ]
     found += [run.run_id for run in await store.sweeping.quiet_runs(before=now)]
-    found += [run.run_id for run in await store.sweeping.ended_runs(before=now, after="", limit=9)]
+    found += [run.run_id for run in await all_ended(store, now)]
     await store.ingestion.stuck_ingests(before=now)
     await store.runs.deleted_runs()
     await store.outbox.due_entries(now=now, limit=9)

@@ -284,6 +284,7 @@ async def test_whoever_reads_the_last_count_reads_the_end_of_the_run(
 async def test_what_batches_leave_undone_is_done_by_the_next(bench: Bench) -> None:
     bench.faults.split(DB, INSERT, times=3)
     bench.faults.split(DB, "batch_get_item", times=3)
+    before = bench.stats.throttles.total()
     job_id, run_id = await bench.world.submit(60)
     listed = [job_id, *[(await bench.world.submit(0, closed=False))[0] for _ in range(4)]]
     views = await bench.store.jobs.list_jobs(CALLER, status=None, before=None, limit=10)
@@ -291,6 +292,9 @@ async def test_what_batches_leave_undone_is_done_by_the_next(bench: Bench) -> No
     assert [view.job.job_id for view in views] == listed[::-1]
     assert all(view.latest_run is not None for view in views)
     assert len(await bench.other.rows(run_id)) == 60
+    assert bench.stats.throttles[DB, INSERT] > 0
+    assert bench.stats.throttles[DB, "batch_get_item"] > 0
+    assert bench.stats.throttles.total() - before == bench.stats.undone.total()
 
 
 async def test_throttling_is_waited_out_as_long_as_there_are_tries(bench: Bench) -> None:

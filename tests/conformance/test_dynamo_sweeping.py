@@ -15,15 +15,16 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Job, JobStatus, NewTask, Run, RunStats, RunStatus, TaskSpec
 from conveyor.domain.shards import Shards, ShardScheme
+from conveyor.ports.maintenance import ENDED_FOR, DuePosition, EndedRun
 from conveyor.ports.records import Appended, AppendRequest
 from conveyor.ports.records import StoredResponse as Stored
 from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.client import Query, Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, new_run_item
 from conveyor.prod.dynamodb.schema import (
-    INTENTS,
     Key,
     by_time,
     intent_key,
@@ -33,6 +34,7 @@ from conveyor.prod.dynamodb.schema import (
     task_partition,
     task_sort_key,
 )
+from conveyor.prod.dynamodb.submitting import intent_item
 from conveyor.prod.dynamodb.sweeping import PATIENCE, DynamoSweeping
 from conveyor.prod.dynamodb.task_rows import new_task_item
 from conveyor.testing.clock import FakeClock
@@ -40,6 +42,7 @@ from tests.conformance.production_store import dynamodb, new_name
 
 pytestmark = pytest.mark.extended
 
+DAY = 86_400_000
 CALLER = "caller"
 SPEC = TaskSpec(url="https://site.test/")
 
@@ -57,7 +60,7 @@ class Seam:
 
     def __init__(self, aws: Aws) -> None:
         self.lose = False
-        self.entries = 0
+        self.entries = self.calls = self.read = 0
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         self._aws = aws
 
@@ -69,6 +72,8 @@ class Seam:
         if self.lose and operation == "update_item":
             self.lose = False
             answer = await self._aws.call(service, operation, parameters)
+        self.calls += 1
+        self.read += answer.get("ScannedCount", 0)
         if parameters.get("IndexName") == "gsi1":
             self.entries += answer["ScannedCount"]
         return answer
@@ -154,8 +159,7 @@ class Bench:
     async def intent(self, place: RunPlace) -> Key:
         """Write that rows of a run are about to be written."""
         key = intent_key(place.job_id, place.run_id)
-        found_by = {"gsi1pk": INTENTS, "gsi1sk": by_time(self.now, place.run_id)}
-        await self.table.put(key, {**place.item(), "run_id": place.run_id, **found_by})
+        await self.table.put(key, intent_item(place, now=self.now))
         return key
 
     async def left(self, place: RunPlace) -> list[int]:
@@ -168,6 +172,12 @@ class Bench:
             ):
                 found += [ids.task_index(item["task_id"]) for item in page.items]
         return sorted(found)
+
+    async def ended(self, *, after: DuePosition | None = None, limit: int = 10) -> list[EndedRun]:
+        """The runs that have ended by now, as a look an hour later has them."""
+        return await self.sweeping.ended_runs(
+            now=self.now + ENDED_FOR, row_days=1, after=after, limit=limit
+        )
 
     async def pass_by(self, milliseconds: int = PATIENCE) -> None:
         await self.clock.advance(milliseconds / 1_000)
@@ -334,7 +344,7 @@ async def test_additions_to_runs_that_ended_are_seen_when_these_are_looked_at(
     place = await bench.run(status=RunStatus.STOPPED, rows=[0], reserved={"1": 1}, next_index=2)
     await bench.rows(place, [1])
     for done in (0, 1):
-        await bench.sweeping.ended_runs(before=bench.now + 1, after="", limit=10)
+        await bench.ended()
         assert await bench.sweeping.tidy(now=bench.now) == done
         await bench.pass_by()
     assert await bench.left(place) == [0]
@@ -344,7 +354,7 @@ async def test_pins_of_runs_that_are_gone_go_too(bench: Bench) -> None:
     place, gone = await bench.run(status=RunStatus.COMPLETED), bench.clock.new_id()
     pin = pin_key(place.job_id, place.run_id, gone)
     await bench.table.put(pin, {"shape": 1})
-    [ended] = await bench.sweeping.ended_runs(before=bench.now + 1, after="", limit=10)
+    [ended] = await bench.ended()
     assert ended.run_id == place.run_id
     assert await bench.sweeping.tidy(now=bench.now) == 0
     assert await bench.table.get(pin) is not None
@@ -361,10 +371,11 @@ async def test_ended_runs_of_all_index_partitions_come_in_one_order(bench: Bench
         if number % 4:
             made.append(place.run_id)
     found: list[str] = []
+    after: DuePosition | None = None
     while True:
-        after = found[-1] if found else ""
-        page = await bench.sweeping.ended_runs(before=bench.now + 1, after=after, limit=7)
+        page = await bench.ended(after=after, limit=7)
         found += [run.run_id for run in page]
+        after = DuePosition(page[-1].due_at, page[-1].run_id)
         if len(page) < 7:
             break
     assert found == sorted(made)
@@ -374,8 +385,67 @@ async def test_a_look_at_ended_runs_reads_few_entries_that_it_does_not_need(benc
     for _ in range(60):
         await bench.run(status=RunStatus.COMPLETED)
     bench.seam.entries = 0
-    assert len(await bench.sweeping.ended_runs(before=bench.now + 1, after="", limit=60)) == 60
+    assert len(await bench.ended(limit=60)) == 60
     assert bench.seam.entries == 60
+
+
+@pytest.mark.parametrize("aged", [False, True])
+async def test_the_reads_of_a_look_do_not_grow_with_ended_runs_for_which_nothing_is_due(
+    bench: Bench, aged: bool
+) -> None:
+    async def look() -> tuple[int, int]:
+        await bench.pass_by(2 * PATIENCE)
+        bench.seam.calls = bench.seam.read = 0
+        found = await bench.sweeping.ended_runs(now=bench.now, row_days=30, after=None, limit=100)
+        assert found == []
+        await bench.sweeping.tidy(now=bench.now)
+        return bench.seam.calls, bench.seam.read
+
+    await look()
+    few = await look()
+    for _ in range(120):
+        place = await bench.run(status=RunStatus.COMPLETED, queue_dropped=aged, swept=aged)
+        partition = (schema.aged if aged else schema.aging)(place.run_id)
+        await bench.table.update(
+            place.key,
+            "SET gsi1pk = :partition, gsi1sk = :place",
+            condition="attribute_exists(pk)",
+            partition=partition,
+            place=by_time(bench.now + DAY, place.run_id),
+        )
+    await look()
+    assert await look() == few
+
+
+async def test_a_look_too_early_is_put_off_and_runs_without_time_are_given_one(
+    bench: Bench,
+) -> None:
+    """Versions before kept ended runs by their id, and moved none when they marked it."""
+    place = await bench.run(status=RunStatus.COMPLETED, result_ttl_days=2)
+    old = await bench.run(status=RunStatus.COMPLETED, result_ttl_days=2)
+    await bench.table.update(
+        old.key,
+        "SET gsi1pk = :partition, gsi1sk = :place, queue_dropped = :yes",
+        condition="attribute_exists(pk)",
+        partition=schema.ended(old.run_id),
+        place=old.run_id,
+        yes=True,
+    )
+    await bench.sweeping.mark_queue_dropped(place.run_id)
+    ended_at = bench.now
+    await bench.pass_by(ENDED_FOR)
+    for _ in range(2):
+        found = await bench.sweeping.ended_runs(now=bench.now, row_days=0, after=None, limit=9)
+        assert found == []
+    for one in (place, old):
+        item = await bench.table.get(one.key)
+        assert item is not None
+        assert (item["gsi1pk"], item["gsi1sk"]) == (
+            schema.aging(one.run_id),
+            by_time(ended_at + 2 * DAY, one.run_id),
+        )
+    found = await bench.sweeping.ended_runs(now=ended_at + 2 * DAY, row_days=0, after=None, limit=9)
+    assert {run.run_id for run in found} == {place.run_id, old.run_id}
 
 
 async def test_runs_too_young_do_not_end_the_look(bench: Bench) -> None:
@@ -385,7 +455,7 @@ async def test_runs_too_young_do_not_end_the_look(bench: Bench) -> None:
     for _ in range(30):
         await bench.run(status=RunStatus.COMPLETED, updated_at=late)
     old.append((await bench.run(status=RunStatus.COMPLETED)).run_id)
-    found = await bench.sweeping.ended_runs(before=late, after="", limit=2)
+    found = await bench.ended(limit=2)
     assert [run.run_id for run in found] == old
 
 

@@ -9,13 +9,25 @@ import msgspec
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, Delivery, run_queue
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    Delivery,
+    ExportMessage,
+    IngestMessage,
+    Message,
+    TaskMessage,
+    TemplateMessage,
+    run_queue,
+)
 from conveyor.prod.sqs.messages import (
+    MISPLACED,
     NO_INSTANT,
     NO_MESSAGE,
     NOT_BEFORE,
     OF_ANOTHER_KIND,
     OF_ANOTHER_VERSION,
+    REASON,
 )
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.testing.aws_faults import FaultyAws
@@ -110,6 +122,33 @@ async def test_what_lies_in_the_queue_of_a_run_is_a_dead_letter_too(bench: SqsBe
     assert len(await looks(bench, bench.queues, QUEUE)) == 1
     assert await bodies(bench, DEAD_LETTER_QUEUE) == ["garbage"]
     assert await bodies(bench, f"{run_queue(RUN)}-1") == []
+
+
+@pytest.mark.parametrize(
+    ("queue", "message"),
+    [
+        (QUEUE, deletion(RUN)),
+        (QUEUE, IngestMessage(JOB, RUN)),
+        (QUEUE, TemplateMessage(JOB, RUN)),
+        (QUEUE, ExportMessage(JOB, RUN, "EXPORT")),
+        (QUEUE, TaskMessage(JOB, "OTHER", "0" * 26)),
+        (CONTROL_QUEUE, TaskMessage(JOB, RUN, "0" * 26)),
+    ],
+)
+async def test_what_lies_in_a_queue_of_other_messages_is_a_dead_letter_with_its_reason(
+    bench: SqsBench, caplog: pytest.LogCaptureFixture, queue: str, message: Message
+) -> None:
+    await bench.queues.send_tasks(JOB, RUN, [(0, "0" * 26)])
+    await bench.queues.send(queue, message)
+
+    found = await looks(bench, bench.queues, queue)
+    own = [TaskMessage(JOB, RUN, "0" * 26)] if queue == QUEUE else []
+    assert [delivery.message for delivery in found] == own
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert told == [f"a message cannot be read: {MISPLACED}"]
+    [letter] = await received(bench, DEAD_LETTER_QUEUE)
+    assert msgspec.json.decode(letter["Body"], type=Message) == message
+    assert letter["MessageAttributes"][REASON]["StringValue"] == MISPLACED
 
 
 @pytest.mark.parametrize("fails", [SEND, DELETE])

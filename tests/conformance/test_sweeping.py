@@ -17,7 +17,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.schedule import Schedule
 from conveyor.ports.binding import Jobs, Runs, Tasks
-from conveyor.ports.maintenance import EndedRun, Sweeping
+from conveyor.ports.maintenance import ENDED_FOR, DuePosition, EndedRun, Sweeping
 from conveyor.ports.records import StoredResponse
 from conveyor.ports.schedules import ScheduleChange
 from tests.conformance.bindings import Store
@@ -31,7 +31,7 @@ from tests.conformance.scheduled_jobs import (
     schedule_job,
     template,
 )
-from tests.conformance.world import CALLER, CLAIM_LENGTH, World
+from tests.conformance.world import CALLER, CLAIM_LENGTH, World, all_ended
 
 
 @pytest.fixture
@@ -45,7 +45,16 @@ async def _quiet(sweeping: Sweeping, before: int) -> list[str]:
 
 
 async def _ended(sweeping: Sweeping, before: int) -> list[str]:
-    return [run.run_id for run in await sweeping.ended_runs(before=before, after="", limit=10)]
+    return [run.run_id for run in await _look(sweeping, before)]
+
+
+async def _look(
+    sweeping: Sweeping, before: int, after: DuePosition | None = None, limit: int = 10
+) -> list[EndedRun]:
+    """Find the runs that ended before an instant and whose queues no sweeper has dropped."""
+    return await sweeping.ended_runs(
+        now=before - 1 + ENDED_FOR, row_days=30, after=after, limit=limit
+    )
 
 
 async def _end_rerun(world: World, run_id: str, task_id: str) -> None:
@@ -149,7 +158,7 @@ async def test_reconciling_changes_nothing_of_what_is_right(
     assert await sweeping.reconcile_run(world.clock.new_id(), now=world.now) is None
 
 
-async def test_ended_runs_come_by_id_and_page_by_page(
+async def test_ended_runs_come_by_their_time_and_page_by_page(
     world: World, runs: Runs, sweeping: Sweeping
 ) -> None:
     made = [await world.submit(1, result_ttl_days=days) for days in (1, 2, 3, 4, 5)]
@@ -161,12 +170,13 @@ async def test_ended_runs_come_by_id_and_page_by_page(
         failed[1], reason=RunFailure.INSUFFICIENT_CREDITS, detail="no", now=world.now
     )
     await runs.delete_run(CALLER, *deleted, now=world.now)
-    first = await sweeping.ended_runs(before=world.now + 1, after="", limit=2)
+    first = await _look(sweeping, world.now + 1, limit=2)
+    due_at = world.now + ENDED_FOR
     assert first == [
-        EndedRun(*completed, world.now, result_ttl_days=1, swept=False, queue_dropped=False),
-        EndedRun(*stopped, world.now, result_ttl_days=2, swept=False, queue_dropped=False),
+        EndedRun(*completed, world.now, 1, swept=False, queue_dropped=False, due_at=due_at),
+        EndedRun(*stopped, world.now, 2, swept=False, queue_dropped=False, due_at=due_at),
     ]
-    rest = await sweeping.ended_runs(before=world.now + 1, after=stopped[1], limit=2)
+    rest = await _look(sweeping, world.now + 1, DuePosition(due_at, stopped[1]), limit=2)
     assert [run.run_id for run in rest] == [failed[1]]
     assert await _ended(sweeping, world.now) == []
 
@@ -179,17 +189,48 @@ async def test_a_run_that_others_draw_from_ends_with_the_last_of_them(
     await world.fail(first, 1)
     await world.clock.advance(100)
     second, _ = await world.rerun(job_id, TaskStatus.FAILED)
-    assert await _ended(sweeping, world.now + 1) == []
+    await world.clock.advance(3_600)
+    assert await _look_now(world) == []
     await world.clock.advance(100)
     await _end_rerun(world, second, ids.task_id(first, 1))
-    found = await sweeping.ended_runs(before=world.now + 1, after="", limit=10)
-    assert [(run.run_id, run.ended_at) for run in found] == [
-        (first, world.now),
-        (second, world.now),
-    ]
-    assert await _ended(sweeping, world.now) == []
+    ended_at = world.now
+    await world.clock.advance(3_599)
+    assert await _look_now(world) == []
+    await world.clock.advance(1)
+    found = await _look_now(world)
+    assert [(run.run_id, run.ended_at) for run in found] == [(first, ended_at), (second, ended_at)]
     await runs.delete_run(CALLER, job_id, second, now=world.now)
-    assert await _ended(sweeping, world.now) == [first]
+    assert [run.run_id for run in await _look_now(world)] == [first]
+
+
+async def _look_now(world: World) -> list[EndedRun]:
+    return await world.store.sweeping.ended_runs(now=world.now, row_days=1, after=None, limit=10)
+
+
+async def test_a_run_is_found_once_something_is_due_for_it(
+    world: World, sweeping: Sweeping
+) -> None:
+    day, days = 86_400_000, 30
+    _, run_id = await world.submit(1, result_ttl_days=2)
+    await world.succeed(run_id, 0)
+    ended_at = world.now
+
+    async def is_found(after_end: int, row_days: int = days) -> bool:
+        found = await sweeping.ended_runs(
+            now=ended_at + after_end, row_days=row_days, after=None, limit=10
+        )
+        return [run.run_id for run in found] == [run_id]
+
+    due_after = ENDED_FOR
+    for done in (sweeping.mark_queue_dropped, sweeping.mark_swept, None):
+        assert [await is_found(due_after - 1), await is_found(due_after)] == [False, True]
+        if done is not None:
+            await done(run_id)
+            due_after = (2 if done == sweeping.mark_queue_dropped else 2 + days) * day
+    assert not await is_found(999 * day, row_days=0)
+    assert not await is_found(due_after, row_days=days + 1)
+    assert await is_found(due_after + day, row_days=days + 1)
+    assert await is_found(due_after - day, row_days=days - 1)
 
 
 async def test_a_mark_tells_that_bodies_or_the_queue_are_gone_and_nothing_else(
@@ -200,7 +241,7 @@ async def test_a_mark_tells_that_bodies_or_the_queue_are_gone_and_nothing_else(
     before = await world.run(job_id)
 
     async def marks() -> tuple[bool, bool]:
-        [ended] = await sweeping.ended_runs(before=world.now + 1, after="", limit=10)
+        [ended] = await all_ended(world.store, world.now)
         return ended.swept, ended.queue_dropped
 
     assert await marks() == (False, False)
@@ -212,7 +253,7 @@ async def test_a_mark_tells_that_bodies_or_the_queue_are_gone_and_nothing_else(
     gone = world.clock.new_id()
     await sweeping.mark_queue_dropped(gone)
     await sweeping.mark_swept(gone)
-    assert len(await sweeping.ended_runs(before=world.now + 1, after="", limit=10)) == 1
+    assert len(await all_ended(world.store, world.now)) == 1
 
 
 async def test_an_expired_run_is_deleted_and_its_job_with_the_last_one(

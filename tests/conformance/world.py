@@ -30,6 +30,8 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.task_rules import Failed, Retry, Settlement, Succeeded
+from conveyor.ports.binding import Binding
+from conveyor.ports.maintenance import EndedRun
 from conveyor.ports.records import (
     Appended,
     AppendRequest,
@@ -257,6 +259,14 @@ class World:
     def retry(self, task: Task, *, after: int = 0, burns_attempt: bool = True) -> Retry:
         """Another try, `after` milliseconds from now."""
         return Retry(self.attempt(task, PROBLEM), self.now + after, burns_attempt=burns_attempt)
+
+
+async def all_ended(store: Store | Binding, now: int) -> list[EndedRun]:
+    """Return all ended runs by id: in ten years something is due for each."""
+    found = await store.sweeping.ended_runs(
+        now=now + 3_650 * 86_400_000, row_days=1, after=None, limit=100
+    )
+    return sorted(found, key=lambda run: run.run_id)
 
 
 def spec(index: int) -> TaskSpec:

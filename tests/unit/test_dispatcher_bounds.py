@@ -275,3 +275,51 @@ def test_a_lane_that_holds_or_expects_a_message_neither_idles_nor_only_waits() -
     message = TaskMessage("job", "a", task_id("a", 0))
     lane.buffer.append((Delivery("run-a", message, "receipt", 1), 0.0))
     assert (lane.idle, lane.only_waits) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "failures", "renewed_at"),
+    [(29.0, 0, []), (75.0, 0, [40.0]), (75.0, 1, [40.0, 50.0]), (105.0, 0, [40.0, 80.0])],
+)
+async def test_a_message_is_hidden_for_longer_once_less_than_half_of_its_time_is_left(
+    seconds: float, failures: int, renewed_at: list[float]
+) -> None:
+    world = World(slots=1, duration=lambda _delivery: seconds, visibility=60.0, heartbeat=10)
+    asked_at: list[float] = []
+    change = world.queues.change_visibility
+
+    async def watched(queue: str, receipts: Sequence[str], *, visibility: float) -> None:
+        asked_at.append(round(world.clock.monotonic(), 3))
+        if len(asked_at) <= failures:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the queue is away")
+        await change(queue, receipts, visibility=visibility)
+
+    world.queues.change_visibility = watched  # type: ignore[method-assign]
+    async with world.running():
+        await world.submit("a", 1)
+        await world.clock.advance(seconds + 2.0)
+    assert asked_at == renewed_at
+    assert world.received() == 1
+    assert len(world.tasks.done) == 1
+
+
+async def test_a_message_that_waited_in_the_buffer_is_hidden_since_it_was_received() -> None:
+    world = World(slots=4, duration=lambda _delivery: 2.0)
+    received_at: dict[str, float] = {}
+    ask = world.queues.receive
+
+    async def receive(*args: Any, **options: Any) -> list[Delivery]:
+        found: list[Delivery] = await ask(*args, **options)
+        received_at.update((one.receipt, world.clock.monotonic()) for one in found)
+        return found
+
+    world.queues.receive = receive  # type: ignore[method-assign]
+    waits = []
+    async with world.running():
+        await world.submit("a", 60)
+        for _ in range(8):
+            await world.clock.advance(1.5)
+            for receipt, one in world.dispatcher._working.items():
+                assert one.hidden_at == received_at[receipt]
+                waits.append(one.since - one.hidden_at)
+    assert max(waits) > 0.0

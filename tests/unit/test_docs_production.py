@@ -62,7 +62,7 @@ def test_every_partition_of_an_index_stands() -> None:
     assert finds == {
         schema.caller_jobs("CALLER"),
         schema.caller_schedules("CALLER"),
-        schema.INTENTS,
+        schema.UNSPREAD_INTENTS,
         schema.INPUTS,
         schema.EXPORTS,
         schema.OUTBOX,
@@ -73,6 +73,9 @@ def test_every_partition_of_an_index_stands() -> None:
             for kind in (
                 "ingesting",
                 "unsettled",
+                "intents",
+                "aging",
+                "aged",
                 "ended",
                 "deleted",
                 "active",
@@ -163,6 +166,7 @@ def test_every_metric_of_production_is_served_as_it_is_described() -> None:
     stats = CallStats()
     stats.calls["sqs", "receive_message", "ok"] = 1
     stats.retries["sqs", "receive_message"] = stats.throttles["sqs", "receive_message"] = 1
+    stats.undone["sqs", "receive_message"] = 1
     stats.capacity["query"] = 1.0
     binding = SimpleNamespace(store=SimpleNamespace(rows_read=0, rows_returned=0), stats=stats)
     telemetry = Telemetry()
@@ -176,6 +180,12 @@ def test_every_metric_of_production_is_served_as_it_is_described() -> None:
     served = served_metrics(page)
 
     assert served == described_metrics("conveyor api")
-    for name in ("aws_calls", "aws_retries", "aws_throttles", "aws_consumed_capacity"):
+    for name in (
+        "aws_calls",
+        "aws_retries",
+        "aws_throttles",
+        "aws_undone",
+        "aws_consumed_capacity",
+    ):
         (shown,) = re.findall(rf"^conveyor_{name}_total{{(.+)}} ", page, re.MULTILINE)
         assert set(re.findall(r"(\w+)=", shown)) == METRICS[name].labels.keys()

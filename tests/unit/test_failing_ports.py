@@ -19,6 +19,8 @@ from tests.unit.dispatch_world import GRACE, World
 
 TASKS = 15
 HEARTBEAT = 2.0
+VISIBILITY = 6.0
+"""So short that a message is renewed before its work is done, at each other beat."""
 BROKEN_FOR = 20.0
 FAULTS = [
     ("queues", "receive"),
@@ -62,7 +64,12 @@ class Bench:
     """A whole worker over ports that can be broken by name."""
 
     def __init__(self, *, policy: str) -> None:
-        self.world = World(slots=4, duration=lambda _delivery: 5.0, permit_policy=policy)
+        self.world = World(
+            slots=4,
+            duration=lambda _delivery: 5.0,
+            permit_policy=policy,
+            visibility=VISIBILITY,
+        )
         self.run = DispatchableRun(
             run_id="r", job_id="j", priority=5, max_inflight=3, created_at=self.world.clock.now()
         )
@@ -192,4 +199,4 @@ async def test_a_renewal_that_hangs_holds_up_no_other_for_any_number_of_beats(
     others = {"queues", "tasks", "control"} - {hung}
     calls = await renewals_while_one_hangs(monkeypatch, hung, *others)
     assert calls[hung] == 1
-    assert all(calls[port] >= 9 for port in others), calls
+    assert all(calls[port] >= (4 if port == "queues" else 9) for port in others), calls

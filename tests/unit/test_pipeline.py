@@ -311,6 +311,8 @@ async def test_renewals_cover_what_is_in_hand_before_and_after_its_call(kind: st
         waiting, unsettled = len(work.waiting), work.unsettled
         in_hand = waiting + unsettled + work.in_flight["all calls"]
         world.queues.change_visibility = watched  # type: ignore[method-assign]
+        for one in world.dispatcher._working.values():
+            one.hidden_at -= 31.0
         world.dispatcher.renew()
         await world.clock.advance(0.001)
         world.queues.change_visibility = change  # type: ignore[method-assign]

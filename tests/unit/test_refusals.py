@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
 from starlette.types import Receive, Scope, Send
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.engine.telemetry import Telemetry
 from conveyor.http.middleware import ProblemResponses, RequestId
 from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import (
@@ -37,6 +39,7 @@ class Refusing:
 
     def __init__(self, stats: CallStats) -> None:
         self.code = ""
+        self.answer: Answer = {}
         self._stats = stats
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
@@ -44,7 +47,7 @@ class Refusing:
         if self.code:
             arn = "User: arn:aws:iam::123456789012:role/r may not"
             raise AwsRefused(self.code, arn, asked=(service, operation))
-        return {}
+        return self.answer
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         return f"{operation} {seconds} {dict(parameters)}"
@@ -221,3 +224,50 @@ async def test_missing_credentials_are_told_at_once_and_as_what_they_are(
 
     assert caught.value.detail.startswith("no AWS credentials found")
     assert aws.stats.calls == {("dynamodb", "describe_table", "failed"): 1}
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "answer", "undone", "throttled"),
+    [
+        ("dynamodb", "batch_write_item", {"UnprocessedItems": {"t": [{}, {}]}}, 2, 2),
+        ("dynamodb", "batch_get_item", {"UnprocessedKeys": {"t": {"Keys": [{}]}}}, 1, 1),
+        (
+            "dynamodb",
+            "batch_execute_statement",
+            {
+                "Responses": [
+                    {},
+                    {"Error": {"Code": "ThrottlingError"}},
+                    {"Error": {"Code": "ProvisionedThroughputExceeded"}},
+                    {"Error": {"Code": "TransactionConflict"}},
+                    {"Error": {"Code": "DuplicateItem"}},
+                ]
+            },
+            3,
+            2,
+        ),
+        ("dynamodb", "batch_get_item", {"Responses": {"t": [{}]}, "UnprocessedKeys": {}}, 0, 0),
+        (
+            "sqs",
+            "delete_message_batch",
+            {"Successful": [{}], "Failed": [{"Code": "RequestThrottled"}, {"Code": "Other"}]},
+            2,
+            1,
+        ),
+        ("s3", "delete_objects", {"Errors": [{"Code": "SlowDown"}, {"Code": "Other"}]}, 2, 1),
+    ],
+)
+async def test_parts_that_a_service_left_undone_are_counted(
+    bench: Bench, service: str, operation: str, answer: Answer, undone: int, throttled: int
+) -> None:
+    bench.behind.answer = answer
+    for _ in range(2):
+        assert await bench.aws.call(service, operation, {}) == answer
+
+    assert bench.stats.undone[service, operation] == 2 * undone
+    assert bench.stats.throttles[service, operation] == 2 * throttled
+    page = Telemetry()
+    page.family("aws_throttles", lambda: bench.stats.throttles.items())
+    shown = generate_latest(page.registry()).decode()
+    line = f'conveyor_aws_throttles_total{{operation="{operation}",service="{service}"}}'
+    assert (f"{line} {2.0 * throttled}" in shown) is (throttled > 0)

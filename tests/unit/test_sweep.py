@@ -19,6 +19,7 @@ from conveyor.handlers.sweep import DELETE_PATIENCE
 from conveyor.ports.maintenance import StuckIngest
 from conveyor.ports.queues import DeleteMessage, IngestMessage, Message, run_queue
 from conveyor.ports.records import StoredResponse
+from tests.conformance.world import all_ended
 from tests.unit.http_api import Api, open_api
 from tests.unit.sweep_world import DAY, INTERVAL, QUIET, run_id_of, slot_of, sweep_over
 
@@ -217,7 +218,7 @@ async def test_a_long_look_stands_back_and_the_next_sweep_goes_on(
     sweep = sweep_over(api)
 
     async def swept() -> list[bool]:
-        ended = await api.binding.sweeping.ended_runs(before=api.clock.now(), after="", limit=9)
+        ended = await all_ended(api.binding, api.clock.now())
         return [run.swept for run in ended]
 
     mark_swept = api.binding.sweeping.mark_swept

@@ -20,7 +20,7 @@ from conveyor.records.blob_keys import export_key, input_key, run_prefix
 from tests.conformance.bindings import Store
 from tests.conformance.scheduled_jobs import note, note_fires, read_job, schedule_job
 from tests.conformance.sent_deliveries import DELIVERED, attempt, owe
-from tests.conformance.world import CALLER, World
+from tests.conformance.world import CALLER, World, all_ended
 from tests.unit.http_api import Api, open_api
 from tests.unit.sweep_world import (
     DAY,
@@ -117,7 +117,7 @@ async def test_bodies_go_with_their_results_and_rows_a_retention_later(api: Api)
     await sweep.look(after=sweep_retention.INTERVAL)
     assert [key for key in [*keys, late] if await api.binding.blobs.open(key) is not None] == []
     assert len(await api.tasks_of(run_id)) == 3
-    [ended] = await api.binding.sweeping.ended_runs(before=api.clock.now(), after="", limit=9)
+    [ended] = await all_ended(api.binding, api.clock.now())
     assert ended.swept
     await sweep.look(after=ROW_DAYS * DAY - 2 * sweep_retention.INTERVAL)
     assert sweep.outbox.sent == []

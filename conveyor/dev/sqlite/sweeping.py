@@ -23,7 +23,7 @@ from conveyor.dev.sqlite.tasks import References, merged_references
 from conveyor.domain.model import JobStatus, Run, RunStats, RunStatus
 from conveyor.domain.result_shape import ResultShape
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
-from conveyor.ports.maintenance import EndedRun, QuietRun, Sweeping
+from conveyor.ports.maintenance import ENDED_FOR, DuePosition, EndedRun, QuietRun, Sweeping
 
 CLOCKS_APART = 60_000
 """Milliseconds by which a claim may outlast one that is made now. One that lasts longer was made
@@ -57,19 +57,27 @@ _NEEDED = """
 """Finds a run that has not ended and draws bodies from this one, or is about to copy its rows."""
 
 _ENDED = """
-    SELECT job_id, run_id, ended_at, result_ttl_days, swept, queue_dropped FROM (
+    SELECT job_id, run_id, ended_at, result_ttl_days, swept, queue_dropped, due_at FROM (
+        SELECT *, CASE WHEN NOT queue_dropped THEN ended_at + :ended_for
+            WHEN NOT swept THEN ended_at + result_ttl_days * :day
+            WHEN :row_days THEN ended_at + (result_ttl_days + :row_days) * :day END AS due_at
+        FROM (
         SELECT r.job_id, r.run_id, j.result_ttl_days, r.swept, r.queue_dropped,
             max(r.updated_at, coalesce(max(d.updated_at), 0)) AS ended_at,
             coalesce(max(d.status IN ('running', 'pending') OR d.ingesting), 0) AS needed
         FROM runs r JOIN jobs j USING (job_id)
         LEFT JOIN run_sources s ON s.source_run_id = r.run_id
         LEFT JOIN runs d ON d.run_id = s.run_id AND d.status <> 'deleted'
-        WHERE r.run_id > ?1 AND r.status IN ('completed', 'stopped', 'failed')
-        AND NOT r.ingesting AND r.updated_at < ?2
+        WHERE r.status IN ('completed', 'stopped', 'failed') AND NOT r.ingesting
         GROUP BY r.run_id
-    ) WHERE NOT needed AND ended_at < ?2 ORDER BY run_id LIMIT ?3
+        ) WHERE NOT needed
+    ) WHERE due_at <= :now AND (due_at, run_id) > (:after, :after_id)
+    ORDER BY due_at, run_id LIMIT :limit
 """
-"""Runs by id, with the latest moment at which they, or those that draw bodies from them, ended."""
+"""Runs for which something is due, with the latest moment at which they, or those that draw bodies
+from them, ended."""
+
+_DAY = 86_400_000
 
 
 class SqliteSweeping(Sweeping):
@@ -118,13 +126,23 @@ class SqliteSweeping(Sweeping):
         self._database.rows_returned += len(found.rows)
         return found.rows
 
-    async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
-        rows = await self._database.read(
-            lambda reader: reader.execute(_ENDED, (after, before, limit)).fetchall()
-        )
+    async def ended_runs(
+        self, *, now: int, row_days: int, after: DuePosition | None, limit: int
+    ) -> list[EndedRun]:
+        behind = after or DuePosition(-1, "")
+        values = {
+            "now": now,
+            "row_days": row_days,
+            "after": behind.due_at,
+            "after_id": behind.run_id,
+            "limit": limit,
+            "day": _DAY,
+            "ended_for": ENDED_FOR,
+        }
+        rows = await self._database.read(lambda reader: reader.execute(_ENDED, values).fetchall())
         return [
-            EndedRun(job_id, run_id, ended_at, ttl_days, bool(swept), bool(dropped))
-            for job_id, run_id, ended_at, ttl_days, swept, dropped in rows
+            EndedRun(job_id, run_id, ended_at, ttl_days, bool(swept), bool(dropped), due_at)
+            for job_id, run_id, ended_at, ttl_days, swept, dropped, due_at in rows
         ]
 
     async def mark_swept(self, run_id: str) -> None:

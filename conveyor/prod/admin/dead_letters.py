@@ -35,7 +35,7 @@ from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
-from conveyor.prod.sqs.messages import NOT_BEFORE, UnreadableMessage, read
+from conveyor.prod.sqs.messages import NOT_BEFORE, REASON, UnreadableMessage, read
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.sqs.registry import NO_QUEUE, RETENTION, prefix
 
@@ -54,6 +54,7 @@ class Letter:
     message: Message | UnreadableMessage
     age: float
     receipt: str
+    attribute: str = ""
 
     @property
     def left(self) -> float:
@@ -62,11 +63,12 @@ class Letter:
 
     @property
     def reason(self) -> str:
-        """The reason why it was given up. A message that SQS moved after too many receives has
-        none."""
+        """The reason why it was given up: in the message, or in the `attribute` of the letter. A
+        message that SQS moved after too many receives has none."""
         message = self.message
         tells = IngestMessage | TemplateMessage | ExportMessage | UnreadableMessage
-        return message.reason if isinstance(message, tells) else ""
+        told = message.reason if isinstance(message, tells) else ""
+        return told or self.attribute
 
     @property
     def about(self) -> str:
@@ -169,7 +171,7 @@ class DeadLetters:
                 VisibilityTimeout=VISIBILITY_TIMEOUT,
                 WaitTimeSeconds=RECEIVE_WAIT,
                 AttributeNames=["SentTimestamp"],
-                MessageAttributeNames=[NOT_BEFORE],
+                MessageAttributeNames=[NOT_BEFORE, REASON],
             )
             letters = [self._letter(raw) for raw in answer.get("Messages", [])]
             fresh = [letter for letter in letters if letter.letter_id not in seen]
@@ -181,7 +183,8 @@ class DeadLetters:
     def _letter(self, raw: dict[str, Any]) -> Letter:
         sent = int(raw.get("Attributes", {}).get("SentTimestamp", self._clock.now()))
         age = max(0.0, (self._clock.now() - sent) / 1_000)
-        return Letter(raw["MessageId"], read(raw), age, raw["ReceiptHandle"])
+        told = raw.get("MessageAttributes", {}).get(REASON, {}).get("StringValue", "")
+        return Letter(raw["MessageId"], read(raw), age, raw["ReceiptHandle"], told)
 
     async def _delete(self, letters: Sequence[Letter]) -> None:
         for entries in _entries(letters):

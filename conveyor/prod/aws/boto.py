@@ -7,8 +7,10 @@ CPU as all the rest of a batch write. Retries are made here, on the injected clo
 from __future__ import annotations
 
 import threading
+from base64 import b64encode
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import anyio
 import anyio.to_thread
@@ -26,6 +28,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ProfileNotFound,
 )
+from botocore.handlers import convert_body_to_file_like_object
 from urllib3.exceptions import HTTPError
 
 from conveyor.domain.backoff import Backoff
@@ -33,6 +36,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import AnswerParsers, ForeignAnswer
 from conveyor.prod.aws.calls import (
+    THROTTLED_PARTS,
     Answer,
     AwsOptions,
     AwsRefused,
@@ -133,7 +137,7 @@ class BotoAws:
                 if not _is_passing(refused, error):
                     self.stats.calls[service, operation, "refused"] += 1
                     raise refused from None
-                if refused.word in THROTTLES:
+                if refused.word in THROTTLES or THROTTLED_PARTS & set(refused.reasons):
                     self.stats.throttles[service, operation] += 1
                 reason = refused.word
             except _UNANSWERED as error:
@@ -262,7 +266,31 @@ def _clients(
             )
             for service in services
         }
+        if "s3" in clients:
+            _send_bodies_at_once(clients["s3"])
         return clients, session.get_credentials()
+
+
+_UPLOADS = ("PutObject", "UploadPart")
+
+
+def _send_bodies_at_once(client: Any) -> None:
+    """Let uploads go with their head, with a checksum in it and a signature over both.
+
+    Over TLS a client sends file-like bodies otherwise, for which it takes all bodies: it asks first
+    (`Expect`), then sends chunks that are not signed, and the checksum behind them. That takes one
+    more round trip, and more than twice the CPU.
+    """
+    for upload in _UPLOADS:
+        event = f"before-parameter-build.s3.{upload}"
+        client.meta.events.unregister(event, convert_body_to_file_like_object)
+        client.meta.events.register(event, _add_checksum)
+
+
+def _add_checksum(params: dict[str, Any], **_event: Any) -> None:
+    """Add the checksum of a body. S3 compares it, keeps it, and sends it to readers."""
+    if isinstance(params.get("Body"), bytes):
+        params["ChecksumCRC32"] = b64encode(crc32(params["Body"]).to_bytes(4, "big")).decode()
 
 
 def open_session(region: str) -> boto3.session.Session:

@@ -137,21 +137,59 @@ AWAY_FOR = 30.0
 """Seconds after the last try for which it still counts as away, unless it answers meanwhile."""
 
 
+THROTTLED_PARTS = frozenset(
+    {
+        "ProvisionedThroughputExceeded",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "SlowDown",
+        "ThrottlingError",
+        "ThrottlingException",
+    }
+)
+"""Codes by which a service says of one part of a call that it has too much to do."""
+_UNDONE_STATEMENTS = THROTTLED_PARTS | {"InternalServerError", "TransactionConflict"}
+"""Errors of single statements after which the statement was not carried out; others answer it."""
+_UNPROCESSED = "ProvisionedThroughputExceeded"
+
+
+def undone_parts(answer: Answer) -> list[str]:
+    """Return a code for each part that a service left undone of a call which it answered: items,
+    keys and statements of DynamoDB, entries of SQS, objects of S3."""
+    codes = [_UNPROCESSED for left in answer.get("UnprocessedItems", {}).values() for _ in left]
+    for left in answer.get("UnprocessedKeys", {}).values():
+        codes += [_UNPROCESSED for _ in left["Keys"]]
+    if isinstance(responses := answer.get("Responses"), list):
+        errors = [str(one.get("Error", {}).get("Code")) for one in responses]
+        codes += [code for code in errors if code in _UNDONE_STATEMENTS]
+    failed = [*answer.get("Failed", ()), *answer.get("Errors", ())]
+    return codes + [str(one.get("Code")) for one in failed]
+
+
 @dataclass(slots=True)
 class CallStats:
     """Counts of the calls to AWS since the start, for metrics and readiness.
 
     `calls` counts tries by (service, operation, outcome), with the outcome `ok`, `refused` or
-    `failed`; `retries` and `throttles` are by (service, operation). `capacity` holds the units that
-    DynamoDB consumed, by operation.
+    `failed`; `retries` and `throttles` are by (service, operation), as are `undone`, the parts that
+    answered calls left undone. `capacity` holds the units that DynamoDB consumed, by operation.
     """
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     retries: Counter[tuple[str, str]] = field(default_factory=Counter)
     throttles: Counter[tuple[str, str]] = field(default_factory=Counter)
+    undone: Counter[tuple[str, str]] = field(default_factory=Counter)
     capacity: dict[str, float] = field(default_factory=dict)
     _silent: dict[str, tuple[int, float]] = field(default_factory=dict)
     _useless: dict[str, float] = field(default_factory=dict)
+
+    def count_parts(self, service: str, operation: str, answer: Answer) -> None:
+        """Count the parts of an answered call that were left undone, or throttled."""
+        codes = undone_parts(answer)
+        if codes:
+            self.undone[service, operation] += len(codes)
+            throttled = sum(code in THROTTLED_PARTS for code in codes)
+            self.throttles[service, operation] += throttled
 
     def answered(self, service: str) -> None:
         """Record an attempt that a service answered, if only to refuse it."""

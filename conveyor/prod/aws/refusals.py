@@ -91,13 +91,15 @@ class DeployedAws:
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
         """Also log and raise NotDeployed if the operator has to fix the deployment."""
         try:
-            return await self._aws.call(service, operation, parameters)
+            answer = await self._aws.call(service, operation, parameters)
         except AwsRefused as refused:
             problem = self._problem(service, operation, refused)
             if problem is None:
                 raise
             _log.error(problem)
             raise NotDeployed(problem) from None
+        self._stats.count_parts(service, operation, answer)
+        return answer
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         return self._aws.presign(operation, parameters, seconds=seconds)

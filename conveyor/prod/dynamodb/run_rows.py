@@ -33,6 +33,7 @@ from conveyor.domain.model import (
 from conveyor.domain.result_shape import SIZE_CLASSES, ResultShape
 from conveyor.domain.shards import Shards, ShardScheme, shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.ports.maintenance import ENDED_FOR
 from conveyor.ports.outbox import EntryKey, Subscriber
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb import schema
@@ -242,14 +243,10 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
         **counters(run.stats, groups or {}),
         **{WAITING[subscriber]: True for subscriber in subscribers_of(job, run)},
     }
+    state = State(run.status, run.paused, run.ingesting, unsettled=False)
+    looked_at = run.updated_at + ENDED_FOR
     found_by = index_keys(
-        run.run_id,
-        run.status,
-        paused=run.paused,
-        ingesting=run.ingesting,
-        unsettled=False,
-        changed_at=run.created_at,
-        caller=job.caller,
+        run.run_id, state, changed_at=run.created_at, caller=job.caller, looked_at=looked_at
     )
     item |= {name: key for name, key in found_by.items() if key is not None}
     if run.rerun_of is not None:
@@ -292,17 +289,22 @@ def counters(stats: RunStats, groups: Mapping[str, GroupCount]) -> Item:
     return item
 
 
+class State(NamedTuple):
+    """What decides in which partitions of the indexes a run lies."""
+
+    status: RunStatus
+    paused: bool
+    ingesting: bool
+    unsettled: bool
+
+
 def index_keys(
-    run_id: str,
-    status: RunStatus,
-    *,
-    paused: bool,
-    ingesting: bool,
-    unsettled: bool,
-    changed_at: int,
-    caller: str,
+    run_id: str, state: State, *, changed_at: int, caller: str, looked_at: int
 ) -> dict[str, str | None]:
-    """Return the index keys of a run in this state; None removes the attribute."""
+    """Return the index keys of a run in this state; None removes the attribute. Once it has ended,
+    it is looked at first at `looked_at`."""
+    status, paused, ingesting, unsettled = state
+    place = run_id
     if status is RunStatus.DELETED:
         owner = schema.tombstones(run_id)
     elif ingesting:
@@ -312,11 +314,11 @@ def index_keys(
     elif status in LIVE_RUN_STATES:
         owner = None
     else:
-        owner = schema.ended(run_id)
+        owner, place = schema.aging(run_id), schema.by_time(looked_at, run_id)
     works = status is RunStatus.RUNNING and not paused
     return {
         "gsi1pk": owner,
-        "gsi1sk": None if owner is None else run_id,
+        "gsi1sk": None if owner is None else place,
         "gsi2pk": schema.active(run_id) if works else schema.idle(run_id),
         "gsi2sk": schema.change_place(changed_at, run_id, caller),
     }
@@ -613,12 +615,10 @@ def _set_state(
         sets["ended_at"] = at
     keys = index_keys(
         run.run_id,
-        status,
-        paused=paused,
-        ingesting=ingesting,
-        unsettled=unsettled,
+        State(status, paused, ingesting, unsettled),
         changed_at=at,
         caller=row.caller,
+        looked_at=(row.ended_at or at) + ENDED_FOR,
     )
     for name, value in keys.items():
         if value is None:

@@ -237,8 +237,19 @@ def ingesting(run_id: str) -> str:
     return _hashed_partition("ingesting", run_id)
 
 
+def aging(run_id: str) -> str:
+    """gsi1: ended runs whose queue or bodies may be left, by the time of the next look at them."""
+    return _hashed_partition("aging", run_id)
+
+
+def aged(run_id: str) -> str:
+    """gsi1: ended runs without queue and bodies, by the time at which their results expired."""
+    return _hashed_partition("aged", run_id)
+
+
 def ended(run_id: str) -> str:
-    """gsi1: ended runs, by run id."""
+    """gsi1: ended runs, by run id, as versions before wrote them. A look at ended runs moves
+    them."""
     return _hashed_partition("ended", run_id)
 
 
@@ -252,8 +263,13 @@ def tombstones(run_id: str) -> str:
     return _hashed_partition("deleted", run_id)
 
 
-INTENTS = "intents"
-"""gsi1: intents, by the time they were written."""
+def intents(run_id: str) -> str:
+    """gsi1: intents, by the time they were written."""
+    return _hashed_partition("intents", run_id)
+
+
+UNSPREAD_INTENTS = "intents"
+"""gsi1: intents of versions before, which knew one partition of them."""
 
 
 def active(run_id: str) -> str:
@@ -290,8 +306,8 @@ ENDED_DELIVERIES = "deliveries-ended"
 
 
 def all_partitions(kind: str) -> list[str]:
-    """Return all index partitions of a kind: "ingesting", "unsettled", "ended", "deleted",
-    "active", "idle" or "schedules"."""
+    """Return all index partitions of a kind: "ingesting", "unsettled", "intents", "aging", "aged",
+    "ended", "deleted", "active", "idle" or "schedules"."""
     return [f"{kind}#{number}" for number in range(SPREAD)]
 
 

@@ -54,10 +54,10 @@ from conveyor.prod.dynamodb.run_rows import (
     read_run_row,
 )
 from conveyor.prod.dynamodb.schema import (
-    INTENTS,
     Key,
     by_time,
     intent_key,
+    intents,
     job_key,
     place_key,
 )
@@ -173,7 +173,7 @@ def intent_item(place: RunPlace, *, now: int) -> Item:
     return {
         **place.item(),
         "run_id": place.run_id,
-        "gsi1pk": INTENTS,
+        "gsi1pk": intents(place.run_id),
         "gsi1sk": by_time(now, place.run_id),
     }
 

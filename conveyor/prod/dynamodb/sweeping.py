@@ -3,7 +3,7 @@
 Indexes lag behind the table, so they only show where to look; rows found there are read strongly.
 Rows of a newer shape are left to a process that knows it, damaged ones to whoever repairs them.
 
-- `due_rows` and `ended_keys` merge rows of shards, and entries of index partitions, in one order.
+- `due_rows` and `due_keys` merge rows of shards, and entries of index partitions, in one order.
 - `Leftovers` completes writes of several steps that were cut off: intents without a run, additions
   that were never counted, pins of runs that are gone, and ended runs with uncounted rows. Each gets
   15 minutes first, longer than any call takes. It also recounts runs whose row holds too many
@@ -15,16 +15,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
+from typing import NamedTuple
 
 from conveyor.aio.concurrency import for_each
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import RunStatus, TaskStatus
-from conveyor.ports.maintenance import EndedRun, QuietRun
+from conveyor.ports.maintenance import ENDED_FOR, DuePosition, EndedRun, QuietRun
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.client import (
+    Item,
     Plain,
     Query,
     RowFilter,
@@ -34,6 +38,7 @@ from conveyor.prod.dynamodb.client import (
     conflicting_item,
     contention_error,
     decode_intact,
+    decodes_row,
     keys_of,
 )
 from conveyor.prod.dynamodb.counters import has_too_many_sequences, recount, recount_at
@@ -55,12 +60,12 @@ from conveyor.prod.dynamodb.schema import (
     BY_OWNER,
     END,
     INDEXES,
-    INTENTS,
     PARTITION_KEY,
     ROW_SHAPE,
     SORT_KEY,
     SPREAD,
     SWEEP,
+    UNSPREAD_INTENTS,
     Key,
     all_partitions,
     by_time,
@@ -69,10 +74,13 @@ from conveyor.prod.dynamodb.schema import (
 from conveyor.prod.dynamodb.submitting import Reservation, cancel_reservation, remove_given_up
 from conveyor.prod.dynamodb.task_rows import Reference, find_references, remove_rows
 
+MOST_MOVED = 1_000
+"""Runs of each partition without time that one look moves."""
 SPARE = 8
 """Index entries read per partition beyond its share, because no share is exact."""
 
-_ID = INDEXES[BY_OWNER][1]
+_PLACE = INDEXES[BY_OWNER][1]
+_DAY = 86_400_000
 _DUE = (
     "(#status = :pending AND not_before <= :now) OR "
     "(#status = :processing AND claimed_until <= :now)"
@@ -92,55 +100,71 @@ def due_rows(
     return find_references(table, place, RowFilter(_DUE, values), after=after, piece=piece)
 
 
-async def ended_keys(table: Table, *, after: str, piece: int) -> AsyncIterator[list[Key]]:
-    """Find the keys of ended runs in order of run ids above `after`, each once. Yields batches of
-    about `piece` keys, never an empty one."""
-    cursors = [
-        _IndexCursor(partition)
-        for partition in (*all_partitions("ended"), *all_partitions("unsettled"))
-    ]
+class DueKey(NamedTuple):
+    """A run in the list of those for which something may be due."""
+
+    due_at: int
+    run_id: str
+    key: Key
+
+
+async def due_keys(
+    table: Table, *, now: int, row_days: int, after: DuePosition, piece: int
+) -> AsyncIterator[list[DueKey]]:
+    """Find the ended runs to look at, the longest due first, each once. Yields batches of about
+    `piece` keys, never an empty one. Reads no entry that is not due."""
+    cursors = [_IndexCursor(partition, 0) for partition in all_partitions("aging")]
+    if row_days:
+        cursors += [_IndexCursor(one, row_days * _DAY) for one in all_partitions("aged")]
     share = ceil(piece / SPREAD) + SPARE
 
     async def read(cursor: _IndexCursor) -> None:
+        begin = f"{by_time(after.due_at - cursor.shift, after.run_id)}{BEGIN}"
         page = await table.page(
             Query(
                 cursor.partition,
                 index=BY_OWNER,
-                between=(f"{after}{BEGIN}", END),
+                between=(begin, by_time(now - cursor.shift, END)),
                 limit=share,
                 start=cursor.last,
             )
         )
-        cursor.entries.extend(
-            (item[_ID], Key(item[PARTITION_KEY], item[SORT_KEY])) for item in page.items
-        )
+        cursor.entries.extend(decode_intact(partial(_due_key, shift=cursor.shift), page.items))
         cursor.last, cursor.done = page.last, page.last is None
 
     last: Key | None = None
     while True:
         await for_each(read, [one for one in cursors if not one.entries and not one.done])
-        ready: list[Key] = []
+        ready: list[DueKey] = []
         while filled := [cursor for cursor in cursors if cursor.entries]:
-            # An exhausted cursor may continue with an id below all others: read it first.
+            # An exhausted cursor may continue with an entry below all others: read it first.
             if any(not cursor.entries and not cursor.done for cursor in cursors):
                 break
-            key = min(filled, key=lambda cursor: cursor.entries[0]).entries.popleft()[1]
+            found = min(filled, key=lambda cursor: cursor.entries[0]).entries.popleft()
             # An entry that moved meanwhile is found twice in a row.
-            if key != last:
-                ready.append(key)
-            last = key
+            if found.key != last:
+                ready.append(found)
+            last = found.key
         if ready:
             yield ready
         elif all(cursor.done for cursor in cursors):
             return
 
 
+@decodes_row
+def _due_key(item: Item, *, shift: int) -> DueKey:
+    instant, _, run_id = str(item[_PLACE]).partition("#")
+    return DueKey(int(instant) + shift, run_id, Key(item[PARTITION_KEY], item[SORT_KEY]))
+
+
 @dataclass(slots=True)
 class _IndexCursor:
-    """The position in one index partition of the merged list."""
+    """The position in one index partition of the merged list. What it holds is due `shift`
+    milliseconds after the time of its entries."""
 
     partition: str
-    entries: deque[tuple[str, Key]] = field(default_factory=deque)
+    shift: int
+    entries: deque[DueKey] = field(default_factory=deque)
     last: dict[str, Tagged] | None = None
     done: bool = False
 
@@ -161,6 +185,8 @@ class Leftovers:
         self._first_seen: dict[tuple[Key, str], int] = {}
         self._pins: dict[Key, int] = {}
         self._runs: set[Key] = set()
+        self._live: set[Key] = set()
+        self._changes_since: int | None = None
 
     def add_orphaned_pin(self, pin: Key) -> None:
         """Note a pin whose run does not exist."""
@@ -184,9 +210,12 @@ class Leftovers:
     async def _abandon_intents(self, now: int) -> int:
         done = 0
         until = by_time(now - PATIENCE, "")
-        async for page in self._table.pages(Query(INTENTS, index=BY_OWNER, between=(BEGIN, until))):
-            for key in keys_of(page.items):
-                done += await _attempt(f"ending the intent {key.sk}", self._abandon_intent(key))
+        partitions = [*all_partitions("intents"), UNSPREAD_INTENTS]
+        old = await query_all(
+            self._table, partitions, index=BY_OWNER, between=(BEGIN, until), keys_only=True
+        )
+        for key in keys_of(old):
+            done += await _attempt(f"ending the intent {key.sk}", self._abandon_intent(key))
         return done
 
     async def _abandon_intent(self, key: Key) -> bool:
@@ -208,13 +237,16 @@ class Leftovers:
 
     async def _check_runs(self, now: int) -> int:
         """Check live runs and those noted; return the number of additions cancelled."""
-        keys = {*self._runs, *await self._live_runs()}
+        keys = {*self._runs, *self._live, *await self._changed_live_runs(now)}
         self._runs.clear()
         done, since = 0, self._first_seen
         self._first_seen = {}
         items = await self._table.get_many(list(keys))
+        self._live = set(items)
         for row in decode_intact(read_run_row, items.values()):
             done += await self._cancel_reservations(row, since, now)
+            if not row.live:
+                self._live.discard(row.place.key)
             # Other runs are recounted once they are quiet.
             if row.run.status is RunStatus.PENDING and has_too_many_sequences(row):
                 step_name = f"forgetting the sequences of run {row.place.run_id}"
@@ -233,6 +265,7 @@ class Leftovers:
                 done += await _attempt(step_name, self._cancel_reservation(row, start, now))
             else:
                 self._first_seen[key, start] = first_seen
+                self._runs.add(key)
         return done
 
     async def _recount(self, row: RunRow, now: int) -> bool:
@@ -285,14 +318,19 @@ class Leftovers:
         await self._table.delete(pin)
         return True
 
-    async def _live_runs(self) -> list[Key]:
-        found: list[Key] = []
+    async def _changed_live_runs(self, now: int) -> list[Key]:
+        """Find the live runs whose status or pause has changed since the last call of this process;
+        at its first, all of them. So no look but the first reads the entries of runs that ended
+        long ago."""
+        since, found = self._changes_since, list[Key]()
+        begin = BEGIN if since is None else by_time(since - PATIENCE, "")
 
         async def find(partition: str) -> None:
             async for page in self._table.pages(
                 Query(
                     partition,
                     index=BY_DISPATCH,
+                    between=(begin, END),
                     where=RowFilter(
                         "#status IN (:running, :pending)",
                         {"running": str(RunStatus.RUNNING), "pending": str(RunStatus.PENDING)},
@@ -302,6 +340,7 @@ class Leftovers:
                 found.extend(keys_of(page.items))
 
         await for_each(find, [*all_partitions("active"), *all_partitions("idle")])
+        self._changes_since = now
         return found
 
 
@@ -318,51 +357,115 @@ async def _attempt(step_name: str, step: Awaitable[bool]) -> bool:
     return bool(await log_and_continue(_log, f"{step_name} failed", act))
 
 
+class _Found(NamedTuple):
+    """An ended run as read, and where the index has it."""
+
+    row: RunRow
+    partition: str
+    place: str
+
+
+@decodes_row
+def _read_found(item: Item) -> _Found:
+    return _Found(read_run_row(item), item.get("gsi1pk", ""), item.get(_PLACE, ""))
+
+
 class EndedRuns:
-    """Finds ended runs, and expires them. Reports leftovers that it meets to `leftovers`."""
+    """Finds ended runs, and expires them. Reports leftovers that it meets to `leftovers`.
+
+    The index has an ended run at the time of the next look at it. Who marks a run, draws on it or
+    counts late settlements leaves that time alone: a look that comes too early puts the next one
+    off. Unsettled runs, which are few and soon settled, are looked at each time. Versions before
+    kept ended runs in an order without time; a look moves them from there.
+    """
 
     def __init__(self, records: DynamoRunRows, leftovers: Leftovers) -> None:
         self._records = records
+        self._table = records.table
         self._leftovers = leftovers
 
-    async def select_ended(self, rows: Sequence[RunRow], *, before: int) -> list[EndedRun]:
-        """Return the runs that ended before an instant together with all runs that draw on them."""
-        ends: dict[str, EndedRun] = {}
+    async def find(
+        self, *, now: int, row_days: int, after: DuePosition | None, limit: int
+    ) -> list[EndedRun]:
+        """Return the runs for which something is due; see `Sweeping.ended_runs`."""
+        if after is None:
+            await self._move_untimed()
+        behind = after or DuePosition(-1, "")
+        found: dict[str, EndedRun] = {}
+        for run in await self._unsettled(now, row_days):
+            if (run.due_at, run.run_id) > behind:
+                found[run.run_id] = run
+        timed: list[EndedRun] = []
+        async for due in due_keys(
+            self._table, now=now, row_days=row_days, after=behind, piece=limit
+        ):
+            timed += await self._select({one.key: one.due_at for one in due}, now, row_days)
+            if len(timed) >= limit:
+                break
+        found |= {run.run_id: run for run in timed}
+        return sorted(found.values(), key=lambda run: (run.due_at, run.run_id))[:limit]
 
-        async def check(row: RunRow) -> None:
-            ended_at = row.run.updated_at
-            try:
-                drawing = await self._dependents(row)
-            except UnreadableRow:
+    async def _unsettled(self, now: int, row_days: int) -> list[EndedRun]:
+        items = await query_all(
+            self._table, all_partitions("unsettled"), index=BY_OWNER, keys_only=True
+        )
+        return await self._select(dict.fromkeys(keys_of(items)), now, row_days)
+
+    async def _move_untimed(self) -> None:
+        """Give some of the runs that lie in an order without time their time."""
+
+        async def move(partition: str) -> None:
+            page = await self._table.page(
+                Query(partition, index=BY_OWNER, limit=MOST_MOVED, keys_only=True)
+            )
+            keys = keys_of(page.items)
+            items = await self._table.get_many(keys)
+            for one in decode_intact(_read_found, [items[key] for key in keys if key in items]):
+                if _has_ended(one.row) and one.partition == schema.ended(one.row.run.run_id):
+                    await self._put_off(one, _looks_at(one.row, one.row.run.updated_at))
+
+        await for_each(move, all_partitions("ended"))
+
+    async def _select(
+        self, places: Mapping[Key, int | None], now: int, row_days: int
+    ) -> list[EndedRun]:
+        """Return those of some runs for which something is due, in the same order. Put off the
+        next look at the others; a run without a place has none to put off."""
+        items = await self._table.get_many(list(places))
+        rows = decode_intact(_read_found, [items[key] for key in places if key in items])
+        due: dict[Key, EndedRun] = {}
+
+        async def check(found: _Found) -> None:
+            row = found.row
+            if row.run.status is RunStatus.DELETED or not _has_ended(row):
                 return
-            for other in drawing:
-                if not _has_ended(other):
-                    return
-                ended_at = max(ended_at, other.run.updated_at)
-            if ended_at < before:
-                ends[row.run.run_id] = EndedRun(
-                    row.run.job_id,
-                    row.run.run_id,
-                    ended_at,
-                    row.result_ttl_days,
-                    row.swept,
-                    row.queue_dropped,
-                )
-
-        for row in rows:
             if row.reserved or row.given_up:
                 self._leftovers.add_incomplete_run(row.place.key)
-        await for_each(
-            check,
-            [
-                row
-                for row in rows
-                if _has_ended(row)
-                and row.run.status is not RunStatus.DELETED
-                and row.run.updated_at < before
-            ],
-        )
-        return [ends[row.run.run_id] for row in rows if row.run.run_id in ends]
+            ended_at = await self._all_ended_at(row)
+            if ended_at is None:
+                # Nothing can be due earlier: whoever draws on it ends after this.
+                await self._put_off(found, _looks_at(row, now))
+                return
+            at = _looks_at(row, ended_at)
+            due_at = at + row_days * _DAY if _is_aged(row) else at
+            if due_at > now or (_is_aged(row) and not row_days):
+                if row.reserved or row.given_up:
+                    at = min(at, now + PATIENCE)
+                await self._put_off(found, at)
+                return
+            place = places[row.place.key]
+            due[row.place.key] = EndedRun(
+                row.run.job_id,
+                row.run.run_id,
+                ended_at,
+                row.result_ttl_days,
+                row.swept,
+                row.queue_dropped,
+                due_at if place is None else place,
+            )
+
+        await for_each(check, rows)
+        return [due[key] for key in places if key in due]
 
     async def expire(self, run_id: str, *, now: int) -> list[str]:
         """Turn an ended run to `deleted`; see `Sweeping.expire_run`."""
@@ -381,6 +484,36 @@ class EndedRuns:
             return [run_id]
         raise contention_error()
 
+    async def _all_ended_at(self, row: RunRow) -> int | None:
+        """Return when the last of a run and those that draw on it ended; None before that."""
+        try:
+            drawing = await self._dependents(row)
+        except UnreadableRow:
+            return None
+        if not all(map(_has_ended, drawing)):
+            return None
+        return max(one.run.updated_at for one in (row, *drawing))
+
+    async def _put_off(self, found: _Found, at: int) -> None:
+        """Let the index have a run at another time, unless it has moved since it was read."""
+        run_id = found.row.run.run_id
+        if found.partition not in (schema.aging(run_id), schema.aged(run_id), schema.ended(run_id)):
+            return
+        partition = schema.aged(run_id) if _is_aged(found.row) else schema.aging(run_id)
+        try:
+            await self._table.update(
+                found.row.place.key,
+                "SET gsi1pk = :partition, gsi1sk = :place",
+                condition="gsi1pk = :known_partition AND gsi1sk = :known_place",
+                partition=partition,
+                place=by_time(at, run_id),
+                known_partition=found.partition,
+                known_place=found.place,
+            )
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+
     async def _dependents(self, row: RunRow) -> list[RunRow]:
         """Return the runs that draw on a run, without deleted ones."""
         job_id, run_id = row.run.job_id, row.run.run_id
@@ -392,6 +525,18 @@ class EndedRuns:
             elif other.run.status is not RunStatus.DELETED:
                 found.append(other)
         return found
+
+
+def _looks_at(row: RunRow, ended_at: int) -> int:
+    """Return the time at which the index has an ended run: of the next look, or, once no body is
+    left, of the end of its results."""
+    if not row.queue_dropped:
+        return ended_at + ENDED_FOR
+    return ended_at + row.result_ttl_days * _DAY
+
+
+def _is_aged(row: RunRow) -> bool:
+    return row.queue_dropped and row.swept
 
 
 def _has_ended(row: RunRow) -> bool:
@@ -471,15 +616,10 @@ class DynamoSweeping:
                 break
         return found
 
-    async def ended_runs(self, *, before: int, after: str, limit: int) -> list[EndedRun]:
-        found: list[EndedRun] = []
-        async for keys in ended_keys(self._table, after=after, piece=limit):
-            items = await self._table.get_many(keys)
-            rows = decode_intact(read_run_row, [items[key] for key in keys if key in items])
-            found += await self._ended_runs.select_ended(rows, before=before)
-            if len(found) >= limit:
-                break
-        return found[:limit]
+    async def ended_runs(
+        self, *, now: int, row_days: int, after: DuePosition | None, limit: int
+    ) -> list[EndedRun]:
+        return await self._ended_runs.find(now=now, row_days=row_days, after=after, limit=limit)
 
     async def mark_swept(self, run_id: str) -> None:
         await self._mark(run_id, "swept")

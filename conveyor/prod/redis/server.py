@@ -3,11 +3,17 @@
 It never retries: the server may have carried out a call whose answer was lost, and the adapter
 knows best what to do about that. After a call without an answer, adapters that can do without the
 server leave it alone for a moment (`resting`).
+
+A failover moves the name of the server to another node, and only a new connection asks for the
+name. A primary that was demoted in good order keeps its connections and answers on them. So after a
+call without an answer, and after an answer that only another node can better, no connection that
+was open then is used again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,7 +22,9 @@ import anyio
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as NoAnswer
 from redis.maint_notifications import MaintNotificationsConfig
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -28,8 +36,20 @@ TIMEOUT = 1.0
 """Most seconds for a connection, for an answer, and for both together."""
 REST = 1.0
 """Seconds for which a server that did not answer gets only the calls that cannot do without it."""
+CLOSING = 0.1
+"""Seconds to wait for the ends of connections that are closed; a peer that hangs sends none."""
+AWAY_AFTER = 3
+"""Calls in a row that failed after which the server counts as away."""
+AWAY_FOR = 30.0
+"""Seconds after the last call for which it still counts as away, unless it answers meanwhile."""
 
 Answered = TypeVar("Answered")
+
+_WRONG_NODE = re.compile(
+    r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED|ASK|TRYAGAIN|REDIRECT|NOREPLICAS|MISCONF)\b"
+)
+"""The words of a node that is no primary, or none that takes writes. Redis 6.2 wraps them into the
+error of the script."""
 
 
 class Script:
@@ -56,6 +76,9 @@ class RedisServer:
         self._clock = clock
         self._timeout = timeout
         self._rests_until = float("-inf")
+        self._failures = 0
+        self._failed_at = float("-inf")
+        self._generation = 0
         self._pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
             url,
             max_connections=connections,
@@ -79,6 +102,12 @@ class RedisServer:
     def resting(self) -> bool:
         """True for a moment after the server failed to answer."""
         return self._clock.monotonic() < self._rests_until
+
+    @property
+    def away(self) -> bool:
+        """True while the server does not answer calls, or refuses them."""
+        lately = self._clock.monotonic() - self._failed_at <= AWAY_FOR
+        return lately and self._failures >= AWAY_AFTER
 
     async def run(self, script: Script, key: str, *arguments: str | int | float | bytes) -> Any:
         """Run a script and return its result. Raises ConveyorError(unavailable)."""
@@ -112,14 +141,36 @@ class RedisServer:
             return await self._command("EVAL", script.text, 1, key, *arguments)
 
     async def _within(self, call: Awaitable[Answered]) -> Answered:
+        generation = self._generation
         try:
             with anyio.fail_after(self._timeout):
-                return await call
+                answer = await call
         except (RedisError, OSError) as error:
-            self._rests_until = self._clock.monotonic() + REST
+            now = self._clock.monotonic()
+            self._rests_until = now + REST
+            self._failures, self._failed_at = self._failures + 1, now
+            if generation == self._generation and _asks_for_another_node(error):
+                self._generation += 1
+                await self._drop_connections()
             raise ConveyorError(
                 ErrorCode.UNAVAILABLE, f"redis does not answer: {_kind(error)}", retry_after=1
             ) from None
+        self._failures = 0
+        return answer
+
+    async def _drop_connections(self) -> None:
+        """Close the connections that nobody uses at once, and each of the others after its call."""
+        mark: Callable[[], Awaitable[None]] = self._pool.update_active_connections_for_reconnect
+        await mark()
+        with anyio.move_on_after(CLOSING):
+            await self._pool.disconnect(inuse_connections=False)
+
+
+def _asks_for_another_node(error: Exception) -> bool:
+    """Return True if a new connection may help: there was no answer, or one of a wrong node."""
+    if not isinstance(error, RedisError) or isinstance(error, (NoConnection, NoAnswer)):
+        return True
+    return _WRONG_NODE.search(f"{error.status_code} {error}") is not None
 
 
 def _place(parts: Mapping[str, Any]) -> str:

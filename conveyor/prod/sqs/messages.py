@@ -29,7 +29,15 @@ from cachetools import LRUCache
 from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import DEAD_LETTER_QUEUE, MAX_BATCH, MESSAGE_VERSION, Message
+from conveyor.ports.queues import (
+    CONTROL_QUEUE,
+    DEAD_LETTER_QUEUE,
+    MAX_BATCH,
+    MESSAGE_VERSION,
+    Message,
+    TaskMessage,
+    run_queue,
+)
 from conveyor.prod.aws.calls import Aws, retry_unprocessed
 from conveyor.prod.sqs.registry import MOST_REMEMBERED, QueueRegistry
 
@@ -135,6 +143,9 @@ OF_ANOTHER_KIND = "this version does not know its kind"
 NO_MESSAGE = "its body is not a message"
 NO_INSTANT = f"its {NOT_BEFORE} is not a time"
 NO_IDS = "it holds an invalid id"
+MISPLACED = "it belongs into another queue"
+REASON = "reason"
+"""The message attribute of a dead letter that says why it is one."""
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
@@ -205,6 +216,14 @@ def read(received: dict[str, Any]) -> Message | UnreadableMessage:
     return message
 
 
+def find_misplaced(queue: str, message: Message) -> UnreadableMessage | None:
+    """Return the reason for which nobody who receives from this queue works the message, if any:
+    the queue of a run holds its tasks alone, and the control queue none."""
+    is_task = isinstance(message, TaskMessage)
+    place = run_queue(message.run_id) if is_task else CONTROL_QUEUE
+    return None if queue in (place, DEAD_LETTER_QUEUE) else UnreadableMessage(MISPLACED)
+
+
 def seconds_early(received: dict[str, Any], *, now: int) -> int:
     """Return for how many more seconds a readable message has to stay hidden; 0 if it is due."""
     return max(0, math.ceil((_not_before(received) - now) / 1_000))
@@ -243,15 +262,17 @@ class UnreadableMessages:
             self._log_once(queue, received["MessageId"], why.reason)
             if not why.may_be_read_elsewhere and queue != DEAD_LETTER_QUEUE:
                 with suppress(ConveyorError):
-                    await self._move_to_dead_letters(queue, received)
+                    await self._move_to_dead_letters(queue, received, why.reason)
 
-    async def _move_to_dead_letters(self, queue: str, received: dict[str, Any]) -> None:
+    async def _move_to_dead_letters(
+        self, queue: str, received: dict[str, Any], reason: str
+    ) -> None:
         """Send first, then delete: a failure in between leaves two copies rather than none."""
-        letter: dict[str, Any] = {"MessageBody": received["Body"]}
+        attributes: dict[str, Any] = {REASON: {"DataType": "String", "StringValue": reason}}
+        letter = {"MessageBody": received["Body"], "MessageAttributes": attributes}
         instant = received.get("MessageAttributes", {}).get(NOT_BEFORE)
         if instant is not None:
-            kept = {name: instant[name] for name in _SENT if name in instant}
-            letter["MessageAttributes"] = {NOT_BEFORE: kept}
+            attributes[NOT_BEFORE] = {name: instant[name] for name in _SENT if name in instant}
         gone = {"ReceiptHandle": received["ReceiptHandle"]}
         for operation, there, one in (
             ("send_message_batch", DEAD_LETTER_QUEUE, letter),

@@ -25,6 +25,7 @@ from conveyor.prod.sqs.messages import (
     UnreadableMessage,
     UnreadableMessages,
     entry,
+    find_misplaced,
     handle_of,
     hiding,
     in_batches,
@@ -309,6 +310,8 @@ class SqsQueues:
         early: dict[str, float] = {}
         for receipt, one in received.items():
             message = read(one)
+            if not isinstance(message, UnreadableMessage):
+                message = find_misplaced(queue, message) or message
             if isinstance(message, UnreadableMessage):
                 unreadable.append((one, message))
             elif seconds := seconds_early(one, now=now):
