@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import click
 
-from conveyor.aio.concurrency import unwrap
 from conveyor.client.output import printable
 
 SUCCEEDED = 0
@@ -45,9 +44,7 @@ def guarded(command: click.Command, name: str, arguments: list[str] | None) -> i
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        # A command that runs a task group fails as a group, of whatever broke in it first.
-        with unwrap():
-            code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
+        code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -82,6 +79,12 @@ def _run(command: click.Command, name: str, arguments: list[str]) -> int:
     try:
         with command.make_context(name, list(arguments)) as context:
             code = command.invoke(context)
+    except ExceptionGroup as group:
+        # A command that runs a task group: what broke in it first is told as by itself.
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__
     except click.exceptions.Exit as end:
         return end.exit_code
     return code if isinstance(code, int) else 0
