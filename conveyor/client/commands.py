@@ -20,7 +20,7 @@ from conveyor.client.directory import Destination
 from conveyor.client.download import Downloads, download
 from conveyor.client.errors import ClientError, ServerRefused
 from conveyor.client.inputs import OpenInput, SourcedTask
-from conveyor.client.jobs import find_job, find_jobs, newest_jobs
+from conveyor.client.jobs import find_job, find_jobs, is_id, newest_jobs
 from conveyor.client.listing import (
     FAILURES_HEADER,
     FailureSummary,
@@ -211,7 +211,10 @@ async def open_pages(target: ServerTarget, terminal: Terminal, text: str | None)
     address = f"{target.server.rstrip('/').removesuffix('/v1')}/dashboard"
     if text is not None:
         async with target.connect(terminal) as api:
-            address += f"/jobs/{await find_job(api, text)}"
+            job_id = await find_job(api, text)
+        if not is_id(job_id):
+            raise ClientError(f"no job id: {printable(text)}")
+        address += f"/jobs/{job_id}"
     terminal.say(printable(address))
     try:
         opened = webbrowser.open(address)

@@ -32,6 +32,11 @@ class Nouns(NamedTuple):
     several: str
 
 
+def is_id(text: str) -> bool:
+    """Tell whether a text is a whole id."""
+    return _WHOLE.fullmatch(text) is not None
+
+
 async def newest_jobs(
     api: Api, limit: int, *, status: str | None = None, kind: str | None = None
 ) -> AsyncGenerator[JobReply, None]:
@@ -80,7 +85,7 @@ async def find_by_beginning(
     A text that can be neither comes back as it is, for the server to refuse. Raises ClientError if
     no id, or more than one, begins like that.
     """
-    if _WHOLE.fullmatch(text) is not None:
+    if is_id(text):
         return text.upper()
     if _BEGINNING.fullmatch(text) is None:
         return text

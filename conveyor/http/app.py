@@ -26,7 +26,7 @@ from conveyor.http.middleware import (
     routing_problem,
 )
 from conveyor.http.pages.actions import Actions
-from conveyor.http.pages.documents import page_routes
+from conveyor.http.pages.documents import foreign_host_page, page_routes
 from conveyor.http.pages.routes import Dashboard
 from conveyor.http.pages.session import SessionOptions, Sessions
 from conveyor.http.request import (
@@ -111,6 +111,7 @@ def create_app(
                 Origins,
                 allowed_hosts=options.allowed_hosts,
                 public_origin=service.options.public_origin,
+                explain=foreign_host_page,
             ),
             Middleware(BodyLimits, limit=options.max_request_bytes, seconds=options.body_seconds),
         ],

@@ -6,7 +6,7 @@ The API serves them below /v1; the pages mount `event_stream` at an address of t
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import msgspec
@@ -39,8 +39,10 @@ async def event_stream(
     *,
     job_id: str | None = None,
     run_id: str | None = None,
+    named: Collection[tuple[str, str]] = (),
 ) -> Response:
-    """Answer with the events of one run, or of the runs that changed last.
+    """Answer with the events of one run, or of the runs that changed last and of those `named` by
+    their job and run ids.
 
     A `caller_id` of None sees the runs of all callers. The page of live numbers mounts this at
     /dashboard/events, with the viewer's caller. Raises ConveyorError: not_found; rate_limited;
@@ -50,7 +52,7 @@ async def event_stream(
     if job_id is not None and run_id is not None:
         watcher = await service.progress.watch_run(caller_id, job_id, run_id, last=last)
     else:
-        watcher = await service.progress.watch_all(caller_id, last=last)
+        watcher = await service.progress.watch_all(caller_id, last=last, named=named)
     if request.method == "HEAD":
         with watcher:
             return Response(headers=HEADERS, media_type=STREAM_TYPE)

@@ -16,7 +16,7 @@ import ipaddress
 import logging
 import re
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 import anyio
@@ -318,10 +318,19 @@ async def _drop(receive: Receive) -> None:
 
 
 class Origins:
-    """Middleware that accepts loopback names, `allowed_hosts`, and the public origin."""
+    """Middleware that accepts loopback names, `allowed_hosts`, and the public origin. `explain`
+    makes the page for a browser that named another host."""
 
-    def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str], public_origin: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        allowed_hosts: Collection[str],
+        public_origin: str,
+        explain: Callable[[Request, str], Response | None],
+    ) -> None:
         self._app = app
+        self._explain = explain
         self._public_origin = _origin_of(public_origin)
         self._allowed = {_canonical(host) for host in allowed_hosts}
         self._allowed.add(_canonical(urlsplit(public_origin).hostname or ""))
@@ -336,7 +345,14 @@ class Origins:
                 raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "the Host header is missing")
             for host in hosts:
                 if not self._is_ours(host):
-                    raise _refused("the Host header names another server")
+                    page = self._explain(Request(scope), host)
+                    if page is None:
+                        raise _refused(
+                            "the Host header names another server: CONVEYOR_ALLOWED_HOSTS lists "
+                            "the further names of this one"
+                        )
+                    await page(scope, receive, send)
+                    return
             own = {f"{scheme}://{host.lower()}" for host in hosts for scheme in ("http", "https")}
             # A form of a page that sends no referrer comes without its origin. The browser itself
             # says whose page it was.

@@ -272,10 +272,11 @@ class RunChanges(Protocol):
         *,
         before: RunPosition | None,
         limit: int,
-        live: bool = False,
+        live: bool | None = None,
     ) -> list[ChangedRun]:
-        """Return at most `limit` runs, the latest change first, strictly below `before`; with
-        `live`, only live ones. `caller` of None means all callers."""
+        """Return at most `limit` runs, the latest change first, strictly below `before`. `live` of
+        True means live ones alone, of False ended ones alone. `caller` of None means all callers.
+        """
         ...
 
 

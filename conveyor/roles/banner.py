@@ -24,12 +24,14 @@ LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 
 def banner(info: ServerInfo, settings: Settings) -> list[str]:
     """Return at most ten labelled lines; they tell each rule that is looser than in production."""
-    private = "local" if LOOPBACK.fullmatch(settings.host) else "THE NETWORK"
+    is_local = LOOPBACK.fullmatch(settings.host) is not None
+    private = "local" if is_local else "THE NETWORK"
+    asks = "" if is_local else " (asks for a key: any; from elsewhere over https)"
     found = path_line(sysconfig.get_path("scripts"))
     fetched = "; private addresses are fetched" if settings.allow_private else ""
     lines = [
         ("API", info.api),
-        *([("pages", info.pages)] if info.pages else []),
+        *([("pages", f"{info.pages}{asks}")] if info.pages else []),
         ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),

@@ -33,6 +33,7 @@ from conveyor.service.links import LinkSigner
 from conveyor.service.page_schemas import (
     DeliveriesShown,
     JobLine,
+    JobPage,
     JobsFound,
     LaneLine,
     OverviewPage,
@@ -62,7 +63,10 @@ from conveyor.service.waiting import Waits
 
 PAGE = 50
 LIVE_SHOWN = 25
+LIVE_LOOKED = 200
+"""Live runs that an overview looks through at most, for their pace and troubles."""
 ENDED_SHOWN = 10
+TROUBLES_SHOWN = 25
 MOST_LOOKED = 1_000
 _BATCH = 100
 MOST_PREVIEWED = 65_536
@@ -171,12 +175,10 @@ class Overviews:
     async def overview(self, caller: str | None) -> OverviewPage:
         """Return what works, what ended last and what is wrong."""
         runs = self._context.runs
-        found = await runs.changed_runs(caller, before=None, limit=LIVE_SHOWN + 1, live=True)
-        live = [(one.job, one.run) for one in found[:LIVE_SHOWN]]
-        latest = await runs.changed_runs(
-            caller, before=None, limit=LIVE_SHOWN + 1 + ENDED_SHOWN, live=False
-        )
-        ended = [(one.job, one.run) for one in latest if one.run.status not in LIVE_RUN_STATES]
+        found = await runs.changed_runs(caller, before=None, limit=LIVE_LOOKED + 1, live=True)
+        live = [(one.job, one.run) for one in found[:LIVE_LOOKED]]
+        latest = await runs.changed_runs(caller, before=None, limit=ENDED_SHOWN, live=False)
+        ended = [(one.job, one.run) for one in latest]
         reports = await self._context.workers.all()
         waits = await self._waits()
         lines = [self._line(job, run, waits) for job, run in live]
@@ -184,11 +186,15 @@ class Overviews:
         now = self._context.clock.now()
         silent = [report for report in reports if report.is_silent(now)]
         paces = [line.pace for line in lines if line.pace]
+        troubles = self._troubles(live, ended, silent)
         return OverviewPage(
-            live=lines,
-            has_more=len(found) > LIVE_SHOWN,
-            ended=[self._line(job, run, waits) for job, run in ended[:ENDED_SHOWN]],
-            troubles=self._troubles(live, ended[:ENDED_SHOWN], silent),
+            at=rfc3339(now),
+            live=lines[:LIVE_SHOWN],
+            looked=len(live),
+            is_cut=len(found) > LIVE_LOOKED,
+            ended=[self._line(job, run, waits) for job, run in ended],
+            troubles=troubles[:TROUBLES_SHOWN],
+            more_troubles=len(troubles[TROUBLES_SHOWN:]),
             tasks_per_second=round(sum(pace.per_second for pace in paces), 2),
             calls_in_flight=_in_flight(reports, own),
             slots=sum(report.slots for report in reports),
@@ -258,7 +264,7 @@ class Overviews:
                 is_latest = one.job.latest_run_id == one.run.run_id
                 yield (
                     JobView(one.job, one.run) if is_latest else None,
-                    f"{before.changed_at}.{before.run_id}",
+                    _place(before),
                 )
             if len(found) <= batch:
                 return
@@ -316,11 +322,7 @@ class Overviews:
         """Return a page of events. Raises ConveyorError: not_found; invalid_argument for a bad
         cursor."""
         if caller is None and job_id is None:
-            latest = await self._context.runs.changed_runs(None, before=None, limit=_BATCH)
-            jobs = {one.job.job_id: one for one in reversed(latest) if one.job.webhook is not None}
-            waits = await self._waits()
-            lines = [self._line(one.job, one.run, waits) for one in reversed(jobs.values())]
-            return DeliveriesShown(jobs=lines[:PAGE], page=DeliveriesPage([]))
+            return await self._jobs_with_webhooks(cursor)
         owner = caller if job_id is None else await self.owner(caller, job_id)
         page = await self._deliveries.list_deliveries(
             owner or "", job_id, status=status, since=0, cursor=cursor, limit=PAGE
@@ -331,6 +333,23 @@ class Overviews:
             job_id=present(job_id),
             status=UNSET if status is None else status.value,
         )
+
+    async def _jobs_with_webhooks(self, cursor: str | None) -> DeliveriesShown:
+        """Find the jobs with a webhook behind the next _BATCH runs of all callers."""
+        scope = "dashboard:webhooks"
+        place = None if cursor is None else self._cursors.decode(cursor, scope=scope)
+        before = None if place is None else _position(place)
+        found = await self._context.runs.changed_runs(None, before=before, limit=_BATCH)
+        waits = await self._waits()
+        lines = [
+            self._line(one.job, one.run, waits)
+            for one in found
+            if one.job.webhook is not None and one.job.latest_run_id == one.run.run_id
+        ]
+        following = None
+        if len(found) == _BATCH:
+            following = self._cursors.encode(_place(found[-1].position), scope=scope)
+        return DeliveriesShown(jobs=lines, page=DeliveriesPage([], present(following)))
 
     async def delivery(self, owner: str, job_id: str, delivery_id: str) -> LoggedDeliveryBody:
         """Return an event of a job with its attempts. Raises ConveyorError(not_found)."""
@@ -349,6 +368,13 @@ class Overviews:
             [_worker_line(report, jobs, now, every=caller is None) for report in reports]
         )
 
+    # -- one job --
+
+    async def job(self, owner: str, job_id: str) -> JobPage:
+        """Return a job, for want of a run of it. Raises ConveyorError(not_found)."""
+        view = await self._context.live_job(owner, job_id)
+        return JobPage(self._line(view.job, view.latest_run, await self._waits()))
+
     # -- one run --
 
     async def run(self, owner: str, job_id: str, run_id: str | None) -> RunPage:
@@ -366,7 +392,7 @@ class Overviews:
             run=self._run_body(run, waits),
             is_latest=view.job.latest_run_id == run.run_id,
             waiting_tasks=left,
-            seconds_left=_seconds_left(left, line.pace),
+            seconds_left=_seconds_left(run, left, line.pace),
             shape=run.stats.shape,
             rerun_of=present(run.rerun_of),
             groups=groups,
@@ -511,6 +537,7 @@ class Overviews:
                     since=rfc3339(run.updated_at),
                     job_id=job.job_id,
                     run_id=run.run_id,
+                    name=present(job.name),
                 )
             )
         return found
@@ -533,6 +560,10 @@ def _job_type(job: Job) -> str:
 
 def _digest(wanted: JobSearch) -> str:
     return hashlib.sha256(msgspec.json.encode(wanted)).hexdigest()
+
+
+def _place(position: RunPosition) -> str:
+    return f"{position.changed_at}.{position.run_id}"
 
 
 def _position(place: str) -> RunPosition:
@@ -582,9 +613,9 @@ def _worker_line(
     )
 
 
-def _seconds_left(left: int, pace: RunPace | UnsetType) -> float | UnsetType:
+def _seconds_left(run: Run, left: int, pace: RunPace | UnsetType) -> float | UnsetType:
     """Estimate how long the rest takes; UNSET where nothing is left, or nothing moves."""
-    if not left or not pace or not pace.per_second:
+    if run.paused or not left or not pace or not pace.per_second:
         return UNSET
     return round(left / pace.per_second, 1)
 

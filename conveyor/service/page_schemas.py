@@ -48,13 +48,14 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong now."""
+    """Something that is wrong now; `name` is the job's."""
 
     kind: str
     detail: str
     since: str | UnsetType = UNSET
     job_id: str | UnsetType = UNSET
     run_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
 
 
 class LaneLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +95,19 @@ class WorkersPage(msgspec.Struct, frozen=True):
 
 
 class OverviewPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of now. `has_more` tells that more runs are live than are listed."""
+    """The work of now, as it was `at` this instant.
 
+    The live runs that changed last are listed. Figures and troubles are of the `looked` live runs
+    that changed last; `is_cut` tells that there are more.
+    """
+
+    at: str
     live: list[JobLine]
-    has_more: bool
+    looked: int
+    is_cut: bool
     ended: list[JobLine]
     troubles: list[Trouble]
+    more_troubles: int
     tasks_per_second: float
     calls_in_flight: int
     slots: int
@@ -114,6 +122,12 @@ class JobsFound(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobLine]
     looked: int
     next_cursor: str | UnsetType = UNSET
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """A job without a run to show."""
+
+    job: JobLine
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,8 +223,8 @@ class SchedulePage(msgspec.Struct, frozen=True):
 
 
 class DeliveriesShown(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of one caller or job; for a reader of all callers without a job, the latest jobs
-    that have a webhook."""
+    """The events of one caller or job; for a reader of all callers without a job, jobs that have
+    a webhook, by their latest change."""
 
     jobs: list[JobLine]
     page: DeliveriesPage

@@ -38,6 +38,8 @@ its row does not say."""
 BEAT = 15.0
 LISTED = 100
 """Runs in a stream of a caller's runs: those that changed last."""
+MOST_NAMED = 16
+"""Runs that a stream may name, to be told of them wherever they are in that list."""
 REMEMBERED = 3_600_000
 """Milliseconds back to which a stream of runs goes on from where it was cut."""
 MARGIN = 10_000
@@ -229,19 +231,38 @@ class Progress:
         """
         watcher = self._admit(caller, ends=True, last=self._plausible(last) or 0)
         try:
-            async with self._locks.lock(run_id):
-                watched = self._runs.get(run_id) or await self._begin(caller, job_id, run_id)
-                if caller not in (None, watched.caller) or watched.job_id != job_id:
-                    raise not_found("job")
-                self._join(watched, watcher, watcher.offer)
+            await self._watch(watcher, job_id, run_id)
         except BaseException:
             self._release(watcher)
             raise
         return watcher
 
-    async def watch_all(self, caller: str | None, *, last: int | None = None) -> Watcher:
+    async def _watch(self, watcher: Watcher, job_id: str, run_id: str) -> None:
+        caller = watcher.caller
+        async with self._locks.lock(run_id):
+            watched = self._runs.get(run_id) or await self._begin(caller, job_id, run_id)
+            if caller not in (None, watched.caller) or watched.job_id != job_id:
+                raise not_found("job")
+            self._join(watched, watcher, watcher.offer)
+
+    async def _add(self, watcher: Watcher, job_id: str, run_id: str) -> None:
+        """Watch one more run, if it exists."""
+        try:
+            await self._watch(watcher, job_id, run_id)
+        except ConveyorError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+
+    async def watch_all(
+        self,
+        caller: str | None,
+        *,
+        last: int | None = None,
+        named: Collection[tuple[str, str]] = (),
+    ) -> Watcher:
         """Watch the runs of a caller, or of all, that changed last, and first tell of every run
-        that changed since `last`.
+        that changed since `last`. Watch also the runs `named` by their job and run ids, however
+        long ago they changed; those that do not exist are passed over.
 
         Raises ConveyorError: rate_limited; unavailable while the server stops.
         """
@@ -253,6 +274,8 @@ class Progress:
                 if feed is None:
                     feed = await self._begin_feed(caller)
                 feed.watchers.add(watcher)
+            for job_id, run_id in named:
+                await self._add(watcher, job_id, run_id)
         except BaseException:
             self._release(watcher)
             raise

@@ -237,6 +237,10 @@ def seed(seeded: Seeded) -> None:
             "timezone": "Europe/Berlin",
         },
     )
+    emptied = seeded.submit("emptied", [target("emptied")], name="Of last year")
+    seeded.ended("emptied")
+    gone = seeded.calls.delete(f"/jobs/{emptied}/runs/{seeded.runs['emptied']}")
+    assert gone.is_success, gone
     _name_pages(seeded)
 
 
@@ -252,6 +256,7 @@ def _name_pages(seeded: Seeded) -> None:
         "overview": "/dashboard",
         "jobs": "/dashboard/jobs",
         "jobs-filtered": "/dashboard/jobs?name=Cat&state=completed",
+        "job-without-runs": f"/dashboard/jobs/{seeded.jobs['emptied']}",
         "run": run,
         "run-live": seeded.run_of("live"),
         "results": f"{run}/results",

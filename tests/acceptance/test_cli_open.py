@@ -56,3 +56,12 @@ def test_open_prints_the_address_without_a_browser(conveyor_server: ConveyorServ
     code, said, errors = opened(conveyor_server, "--json", browser="/no/such/browser %s")
     assert code == 0, errors
     assert json.loads(said) == {"address": f"{origin}/dashboard", "opened": False}
+
+
+def test_open_refuses_what_is_no_job_id(conveyor_server: ConveyorServer, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    for text in ("../x", "no job", "01ARZ3NDEKTSV4RRFFQ69G5FAV/../.."):
+        code, said, errors = opened(conveyor_server, text, browser=f"touch {seen} %s")
+        assert (code, said) == (1, "")
+        assert errors == f"conveyor: no job id: {text}\n"
+    assert not seen.exists()

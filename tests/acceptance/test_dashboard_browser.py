@@ -13,6 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from conveyor.service.progress import LISTED
 from tests.acceptance.support_dashboard import (
     EMPTY,
     PICTURES,
@@ -352,6 +353,34 @@ def test_hostile_markup_stands_there_as_text(browser: Browser, seeded: Seeded) -
         watched.assert_silent()
 
 
+LINES = """cells => cells.map(cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return new Set([...range.getClientRects()].map(line => line.top)).size;
+})"""
+"""Counts the lines that each cell of a table takes."""
+
+
+def test_a_name_without_spaces_makes_no_page_wide(browser: Browser, seeded: Seeded) -> None:
+    urls: list[Any] = [{"url": target("w" * 200, hang=1), "external_id": "e" * 100}]
+    seeded.submit("long", urls, name="n" * 100, external_id="x" * 100)
+    seeded.until("long", lambda run: run["status"] == "running")
+    [row] = seeded.tasks("long")
+    run = seeded.run_of("long")
+    task = f"{run}/tasks/{row['task_id']}"
+    with reader(browser, seeded.origin, viewport=NARROW) as (context, watched):
+        page = context.new_page()
+        for path in ("/dashboard", "/dashboard/jobs", run, f"{run}/results", task):
+            page.goto(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], path
+        page.set_viewport_size({"width": 900, "height": 800})
+        page.goto("/dashboard/jobs")
+        lines = page.locator("td.number").evaluate_all(LINES)
+        assert set(lines) == {1}
+        watched.assert_silent()
+    seeded.calls.post(f"/jobs/{seeded.jobs['long']}/stop")
+
+
 def streams(origin: str) -> float:
     """Streams that the server has open."""
     metrics = httpx.get(f"{origin}/metrics", trust_env=False).text
@@ -406,3 +435,62 @@ def test_a_tab_without_locks_has_a_stream_of_its_own(browser: Browser, seeded: S
         for tab in tabs:
             expect(tab.locator(".facts .badge")).to_have_text("stopped")
         watched.assert_silent()
+
+
+@pytest.mark.extended
+def test_pages_of_runs_live_on_behind_many_others(browser: Browser, seeded: Seeded) -> None:
+    for label in ("old", "older"):
+        seeded.submit(label, [target(label, hang=1)], name=label)
+        seeded.until(label, lambda run: run["status"] == "running")
+    for number in range(LISTED + 5):
+        seeded.submit(f"later {number}", [target("page")])
+    seeded.ended(f"later {LISTED + 4}")
+    with reader(browser, seeded.origin) as (context, watched):
+        tabs = {label: context.new_page() for label in ("old", "older")}
+        for label, tab in tabs.items():
+            tab.goto(seeded.run_of(label))
+            keys_work(tab)
+        eventually(lambda: streams(seeded.origin) == 1 or None, "one stream")
+        for label, tab in tabs.items():
+            expect(tab.locator("[data-notice]")).to_be_hidden()
+            seeded.calls.post(f"/jobs/{seeded.jobs[label]}/pause")
+            expect(tab.locator(".facts .badge")).to_have_text("paused")
+            expect(tab.locator("[data-value=left]")).to_have_text("")
+            # The buttons, and the line about waiting, are those of a run at work.
+            expect(tab.locator("[data-notice]")).to_contain_text("This page is older than its run")
+            seeded.calls.post(f"/jobs/{seeded.jobs[label]}/stop")
+            expect(tab.locator(".facts .badge")).to_have_text("stopped")
+            expect(tab.locator("[data-notice]")).to_contain_text("A run has ended: stopped")
+        assert streams(seeded.origin) == 1
+        watched.assert_silent()
+
+
+def test_an_overview_tells_of_a_new_run(browser: Browser, seeded: Seeded) -> None:
+    with reader(browser, seeded.origin) as (context, watched):
+        page = context.new_page()
+        page.goto("/dashboard")
+        eventually(lambda: streams(seeded.origin) == 1 or None, "one stream")
+        expect(page.locator("[data-notice]")).to_be_hidden()
+        seeded.submit("new", [target("new", hang=1)], name="Brand new")
+        expect(page.locator("[data-notice]")).to_contain_text("A new run has begun")
+        page.get_by_role("link", name="Show the page anew").click()
+        row = page.locator("tr", has_text="Brand new")
+        expect(row.locator(".badge")).to_have_text("running")
+        expect(page.locator("[data-notice]")).to_be_hidden()
+        seeded.calls.post(f"/jobs/{seeded.jobs['new']}/stop")
+        expect(row.first.locator(".badge")).to_have_text("stopped")
+        watched.assert_silent()
+
+
+@pytest.mark.extended
+def test_a_page_says_that_it_has_no_connection(browser: Browser, seeded: Seeded) -> None:
+    with reader(browser, seeded.origin) as (context, _):
+        context.route("**/dashboard/events*", lambda route: route.abort())
+        tabs = [context.new_page() for _ in range(2)]
+        for tab in tabs:
+            tab.goto(seeded.paths["run-live"])
+        for tab in tabs:
+            expect(tab.get_by_text("No connection: the numbers may be old.")).to_be_visible()
+        context.unroute("**/dashboard/events*")
+        for tab in tabs:
+            expect(tab.locator("[data-offline]")).to_be_hidden(timeout=10_000)

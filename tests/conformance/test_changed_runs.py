@@ -12,7 +12,7 @@ STRANGER = "stranger"
 
 
 async def listed(
-    world: World, caller: str | None = CALLER, *, limit: int = 3, live: bool = False
+    world: World, caller: str | None = CALLER, *, limit: int = 3, live: bool | None = None
 ) -> list[ChangedRun]:
     """Every page of the list, one after the other."""
     found: list[ChangedRun] = []
@@ -30,7 +30,7 @@ async def listed(
 
 
 async def ids_of(
-    world: World, caller: str | None = CALLER, *, limit: int = 3, live: bool = False
+    world: World, caller: str | None = CALLER, *, limit: int = 3, live: bool | None = None
 ) -> list[str]:
     """The ids of the list."""
     return [one.run.run_id for one in await listed(world, caller, limit=limit, live=live)]
@@ -53,6 +53,8 @@ async def test_the_run_that_changed_last_comes_first(world: World) -> None:
     await world.store.runs.stop_run(CALLER, jobs[2], now=world.now)
     assert await ids_of(world) == [runs[2], runs[0], runs[1], runs[3]]
     assert await ids_of(world, live=True) == [runs[1], runs[3]]
+    assert await ids_of(world, live=False, limit=1) == [runs[2], runs[0]]
+    assert await ids_of(world, None, live=False) == [runs[2], runs[0]]
 
     await world.clock.advance(1)
     again, _ = await world.rerun(jobs[0])
@@ -69,8 +71,10 @@ async def test_runs_of_one_instant_are_each_listed_once(world: World) -> None:
         assert await ids_of(world, None, limit=limit, live=True) == sorted(runs, reverse=True)
 
 
-@pytest.mark.parametrize("live", [False, True])
-async def test_each_caller_has_a_list_and_there_is_one_of_all(world: World, live: bool) -> None:
+@pytest.mark.parametrize("live", [None, True])
+async def test_each_caller_has_a_list_and_there_is_one_of_all(
+    world: World, live: bool | None
+) -> None:
     own = [run_id for _, run_id in [await world.submit(1) for _ in range(2)]]
     _, strange = await world.submit(1, caller=STRANGER)
     assert await ids_of(world, live=live) == sorted(own, reverse=True)
@@ -90,4 +94,5 @@ async def test_deleted_runs_and_those_of_deleted_jobs_are_left_out(world: World)
     await world.store.runs.delete_run(CALLER, kept, first, now=world.now)
     [left] = await listed(world, None)
     assert (left.run.run_id, left.run.status) == (second, RunStatus.STOPPED)
+    assert await ids_of(world, None, live=False) == [second]
     assert await ids_of(world, live=True) == []

@@ -40,6 +40,12 @@ def test_the_address_of_a_scraping_api_is_shown_without_its_secrets() -> None:
     assert "user:pass" not in shown
 
 
+def test_pages_that_others_reach_are_said_to_ask_for_a_key() -> None:
+    line = banner(INFO, Settings(host="0.0.0.0"))[1]
+    assert line.split()[:2] == ["pages", PAGES]
+    assert line.endswith("(asks for a key: any; from elsewhere over https)")
+
+
 def relaxed(settings: Settings) -> list[str]:
     return [line for line in banner(INFO, settings) if line.startswith("relaxed")]
 

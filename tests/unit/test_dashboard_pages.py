@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import httpx
 import pytest
 
 from conveyor.domain.model import Problem
+from conveyor.http.pages.bodies import MOST_SHOWN
 from conveyor.http.pages.routes import PAGE_HEADERS, PAGES, PREVIEW_HEADERS
 from conveyor.http.pages.session import SessionOptions
 from conveyor.http.pages.views import duration, pace, percent, size
@@ -17,6 +20,7 @@ from conveyor.records.blob_keys import result_key
 from conveyor.service.overview import MOST_IMAGE, MOST_PREVIEWED, PAGE
 from tests.unit.http_api import Api, open_api, problem_of
 
+ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 HTML_BOUND = 120 * 1_024
 HOSTILE = "<script>alert('a')</script>\"'`{{7*7}}"
 
@@ -131,6 +135,44 @@ async def test_files_of_ours_are_kept_until_they_change(api: Api) -> None:
 def test_our_scripts_are_short() -> None:
     scripts = Path("conveyor/http/pages/static").glob("*.js")
     assert sum(len(script.read_text().splitlines()) for script in scripts) <= 600
+
+
+async def test_a_slash_at_the_end_leads_to_the_page(api: Api) -> None:
+    for path, page in (
+        ("/dashboard/", "/dashboard"),
+        ("/dashboard/jobs/?state=paused", "/dashboard/jobs?state=paused"),
+        ("/dashboard//", "/dashboard"),
+    ):
+        answer = await api.bare.get(path)
+        assert (answer.status_code, answer.headers["Location"]) == (307, page)
+
+
+async def test_an_unknown_page_of_json_is_a_problem_of_the_api(api: Api) -> None:
+    problem_of(await api.bare.get("/dashboard/nowhere.json"), status=404, code="not_found")
+
+
+async def test_jobs_with_webhooks_are_found_behind_many_runs(api: Api) -> None:
+    hooked = await api.submit(1, name="Told", webhook={"url": "http://127.0.0.1:9/a"})
+    for _ in range(101):
+        await api.clock.advance(0.01)
+        await api.submit(1)
+    first = await look(api, "/dashboard/webhooks")
+    assert hooked["job_id"] not in first.text
+    assert 'name="job"' in first.text
+    found = re.search(r'<a rel="next" href="([^"]+)">', first.text)
+    assert found
+    further = await look(api, html.unescape(found[1]))
+    assert f"<code>{hooked['job_id']}</code>" in further.text
+    assert "Back to the first page" in further.text
+    assert 'rel="next"' not in further.text
+    own = await look(api, f"/dashboard/webhooks?job={hooked['job_id']}")
+    assert "No event was sent." in own.text
+
+
+async def test_a_stream_takes_the_names_of_runs_alone(api: Api) -> None:
+    for query in ("run=a", "run=../x", "&".join(["run=" + "/".join([ULID, ULID])] * 17)):
+        answer = await api.bare.get(f"/dashboard/events?{query}")
+        problem_of(answer, status=400, code="invalid_argument")
 
 
 # -- errors --
@@ -251,8 +293,8 @@ async def preview(api: Api, address: str, form: str = "text", *, status: int = 2
     ("body", "content_type", "shown"),
     [
         ("Grüße".encode("windows-1252"), "text/plain; charset=windows-1252", "Grüße"),
-        (b'{"a":[1,2]}', "application/json", "  &#34;a&#34;: ["),
-        (b'{"a":', "application/json", "{&#34;a&#34;:"),
+        (b'{"a":[1,2]}', "application/json", '  "a": ['),
+        (b'{"a":', "application/json", '<pre>\n{"a":</pre>'),
         (b"\x89PNG\0\xff", "application/octet-stream", "00000000  89 50 4e 47 00 ff"),
         (b"a\0b", "text/plain; charset=no-such", "00000000  61 00 62"),
         (b"<b>&", "text/html", "&lt;b&gt;&amp;"),
@@ -271,7 +313,7 @@ async def test_a_large_body_is_cut_and_its_page_stays_small(api: Api) -> None:
     page = (await look(api, address)).text
     assert "20.0 MB" in page
     text = await preview(api, address)
-    assert text.count("ü") in (MOST_PREVIEWED // 3, MOST_PREVIEWED // 3 + 1)
+    assert text.count("ü") == MOST_SHOWN // len("ü&lt;".encode())
     assert "Cut here" in text
     rendered = await api.bare.get(f"{address}/preview?as=html")
     assert len(rendered.content) == MOST_PREVIEWED

@@ -31,6 +31,7 @@ from conveyor.handlers import delete, fire
 from conveyor.http import inbox, malformed, middleware
 from conveyor.http.auth import LONGEST
 from conveyor.http.pages.actions import MOST_FORM
+from conveyor.http.pages.routes import MOST_PARAMETER
 from conveyor.http.pages.session import SIGN_INS_A_SECOND, SIGN_INS_AT_ONCE
 from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
 from conveyor.intake import frames, lines
@@ -168,6 +169,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "jobs that a bulk action looks through": (MOST_LOOKED,),
     "jobs that a page of a filtered list looks through": (MOST_LOOKED,),
     "body shown on a page; image shown on a page": (MOST_PREVIEWED, MOST_IMAGE),
+    "parameter of a page": (MOST_PARAMETER,),
     "streams of progress of a process, of a caller in it": (
         DEFAULTS.max_streams,
         DEFAULTS.max_caller_streams,

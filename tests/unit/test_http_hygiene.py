@@ -171,6 +171,27 @@ async def test_foreign_names_are_refused(api: Api) -> None:
             problem_of(response, status=403, code="permission_denied")
 
 
+async def test_a_refusal_of_a_host_names_the_setting_in_the_language_of_the_client(
+    api: Api,
+) -> None:
+    host = {"Host": "10.0.0.1:9000"}
+    told = problem_of(
+        await api.bare.get("/dashboard", headers=host), status=403, code="permission_denied"
+    )
+    assert "CONVEYOR_ALLOWED_HOSTS" in told["detail"]
+    program = await api.bare.get("/v1/jobs", headers={**host, "Accept": "text/html"})
+    problem_of(program, status=403, code="permission_denied")
+    for path in ("/", "/docs", "/dashboard", "/dashboard/jobs"):
+        page = await api.bare.get(path, headers={**host, "Accept": "text/html,*/*;q=0.8"})
+        assert page.status_code == 403
+        assert page.headers["Content-Type"].startswith("text/html")
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+        assert "CONVEYOR_ALLOWED_HOSTS" in page.text
+        assert "<code>10.0.0.1:9000</code>" in page.text
+    hostile = {"Host": "<b>", "Accept": "text/html"}
+    assert "<b>" not in (await api.bare.get("/", headers=hostile)).text
+
+
 @pytest.mark.parametrize(
     ("origin", "status"),
     [

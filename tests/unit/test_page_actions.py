@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest
 from conveyor.domain.api_keys import KeySealer, key_hash
 from conveyor.http.app import V1_ROUTES
 from conveyor.http.auth import open_api_keys, open_operator_keys
+from conveyor.http.pages import actions
 from conveyor.http.pages.actions import ACTIONS, BULK
 from conveyor.http.pages.routes import PAGES, PREVIEW
 from conveyor.http.pages.session import COOKIE, ROOT, SIGN_IN, SIGN_OUT, SessionOptions
@@ -354,16 +356,71 @@ async def test_all_that_match_are_changed_once_their_number_is_typed(api: Api) -
     counted = await who.http.get(address.replace("?", ".json?"))
     assert (counted.json()["action"], counted.json()["count"]) == ("pause", 3)
 
-    for wrong in ("", "2", "three"):
+    for wrong, why in (("", "not a number"), ("2", "another one"), ("three", "not a number")):
         answer = await who.send(address, page=address, count=wrong)
         assert answer.status_code == 409
         assert "3 now" in answer.text
+        assert why in answer.text
     assert [await state(api, job) for job in jobs] == ["running"] * 3
     answer = await who.send(address, page=address, count="3")
     assert answer.status_code == 200
     assert "Done for 3 of 3 jobs" in answer.text
     assert [await state(api, job) for job in jobs] == ["paused"] * 3
     assert await state(api, other) == "running"
+
+
+@pytest.mark.parametrize("typed", ["1,2", " 1 2 ", "1.2", "012"])
+async def test_a_number_may_be_typed_as_it_is_shown(api: Api, typed: str) -> None:
+    for _ in range(12):
+        await api.submit(1, name="night")
+    who = await person(api)
+    address = f"{BULK}?action=pause&name=night"
+    answer = await who.send(address, page=address, count=typed)
+    assert "Done for 12 of 12 jobs" in answer.text
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("action", ["pause", "delete"])
+async def test_jobs_beyond_the_most_of_one_action_come_next(
+    api: Api, monkeypatch: pytest.MonkeyPatch, key: str | None, action: str
+) -> None:
+    monkeypatch.setattr(actions, "MOST_LOOKED", 3)
+    jobs = [await api.submit(1, name="night") for _ in range(7)]
+    who = await person(api, key)
+    address = f"{BULK}?action={action}&name=night"
+    for left in ("3 and more jobs are left", "1 job is left", None):
+        count = "1" if left is None else "3"
+        answer = await who.send(address, page=address, count=count)
+        assert f"Done for {count} of {count} job" in answer.text
+        if left is None:
+            assert "left" not in answer.text
+            break
+        assert left in answer.text
+        found = re.search(r'<a href="([^"]+)">Go on with them', answer.text)
+        assert found
+        address = html.unescape(found[1])
+    for job in jobs:
+        shown = (await api.client.get(f"/v1/jobs/{job['job_id']}")).json()
+        if action == "delete":
+            assert shown["status"] == "deleted"
+        else:
+            assert shown["latest_run"]["pause_state"] == "paused"
+
+
+async def test_a_job_whose_runs_were_deleted_keeps_its_page(api: Api) -> None:
+    job = await api.submit(1, name="Emptied")
+    await api.drain(job)
+    who = await person(api)
+    path = f"{page_of(job)}/runs/{job['latest_run']['run_id']}/delete"
+    gone = await who.send(path)
+    shown = await who.http.get(gone.headers["Location"])
+    assert shown.status_code == 200
+    assert "Emptied" in shown.text
+    assert "no run any more" in shown.text
+    twin = await who.http.get(f"{page_of(job)}.json")
+    assert twin.json()["job"]["job_id"] == job["job_id"]
+    await who.send(f"{page_of(job)}/delete", page=page_of(job))
+    assert (await who.http.get(page_of(job))).status_code == 404
 
 
 async def test_a_number_that_no_longer_holds_changes_nothing(api: Api) -> None:

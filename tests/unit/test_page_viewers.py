@@ -19,6 +19,7 @@ from conveyor.http.auth import open_api_keys, open_operator_keys
 from conveyor.http.pages.session import (
     COOKIE,
     ROOT,
+    SIGN_IN,
     SIGN_INS_AT_ONCE,
     SessionOptions,
     Sessions,
@@ -300,3 +301,13 @@ async def test_a_caller_has_the_rate_of_the_api_on_pages_too(api: Api) -> None:
     with pytest.raises(ConveyorError) as caught:
         await made.identify(request(PUBLIC, header))
     assert caught.value.code is ErrorCode.RATE_LIMITED
+
+
+async def test_the_sign_in_page_says_where_any_key_is_accepted(tmp_path: Path) -> None:
+    options = SessionOptions(on_loopback=False)
+    said = []
+    for name, keys in (("any", open_api_keys("any")), ("one", open_api_keys(key_hash("key")))):
+        async with open_api(tmp_path / name, api_keys=keys, sessions=options) as asking:
+            page = await asking.bare.get(SIGN_IN)
+            said.append("accepts any key" in page.text)
+    assert said == [True, False]

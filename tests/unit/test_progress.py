@@ -325,6 +325,40 @@ async def test_a_silent_stream_says_something_each_fifteen_seconds(tmp_path: Pat
         assert 3 <= reader.words.count(StreamWord.BEAT) <= 4
 
 
+@pytest.mark.slow
+async def test_a_stream_tells_of_the_runs_that_it_names_however_many_changed_since(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as served:
+        old = await served.api.submit(2)
+        for _ in range(LISTED + 1):
+            await served.passes(0.002)
+            await served.api.submit(1)
+        name = (old["job_id"], old["latest_run"]["run_id"])
+        missing = (old["job_id"], "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+        for caller in (served.caller, None):
+            reader = served.begin(
+                await served.service.progress.watch_all(caller, named=[name, missing])
+            )
+            await served.passes(1.0)
+            assert len(reader.words) > LISTED
+            assert reader.snapshots.count(reader.snapshots[0]) == 1
+            assert [one.run_id for one in reader.snapshots].count(name[1]) == 1
+        [task, _] = await served.api.tasks_of(name[1])
+        await served.api.succeed(name[0], name[1], task.task_id)
+        await served.passes(1.0)
+        assert (reader.snapshots[-1].run_id, reader.stats[-1]) == (name[1], (1, 2))
+
+
+async def test_a_stream_names_no_run_of_somebody_else(tmp_path: Path) -> None:
+    async with world(tmp_path) as served:
+        job = await served.api.submit(1)
+        name = (job["job_id"], job["latest_run"]["run_id"])
+        reader = served.begin(await served.service.progress.watch_all("bob", named=[name]))
+        await served.passes(1.0)
+        assert reader.snapshots == []
+
+
 async def test_strangers_find_nothing_whether_the_run_is_watched_or_not(tmp_path: Path) -> None:
     async with world(tmp_path) as served:
         job = await served.api.submit(1)

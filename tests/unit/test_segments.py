@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from conveyor.dev import segments
 from conveyor.dev.binding import open_binding
 from conveyor.dev.files import FileBlobs
-from conveyor.dev.segments import PACKED_MOST, packed_body
+from conveyor.dev.segments import PACKED_MOST, packed_body, remove_unsettled
 from conveyor.domain.model import StoredBody
 from conveyor.domain.task_rules import Succeeded
 from conveyor.records.blob_keys import result_key, run_prefix
@@ -222,6 +223,8 @@ class Model:
 def test_whatever_is_done_every_named_body_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, object]]
 ) -> None:
+    monkeypatch.setattr(segments, "_MOST_OPEN", 2)
+
     async def check() -> None:
         model = Model(tmp_path, monkeypatch)
         for name, argument in steps:
@@ -297,6 +300,89 @@ async def test_segments_end_and_few_are_open(
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+@pytest.mark.slow
+async def test_many_runs_in_turn_have_a_segment_each(
+    blobs: FileBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    list_names = os.listdir
+    runs = [run_prefix("J", f"R{number}", 30) for number in range(200)]
+    stored: dict[str, bytes] = {}
+
+    def noted(path: str) -> list[str]:
+        listed.append(path)
+        return list_names(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", noted)
+        for number in range(50):
+            bodies = {f"{run}00000/{number}.1": f"{run}{number}".encode() for run in runs}
+            stored |= zip(await put(blobs, bodies), bodies.values(), strict=True)
+    assert len(segment_files(tmp_path)) == len(runs)
+    assert len(listed) <= len(runs)
+    assert await read_all(blobs, list(stored)) == list(stored.values())
+    for key in [key for key in stored if key.startswith(runs[0])]:
+        await blobs.delete(key)  # of a segment that is closed meanwhile
+    assert len(segment_files(tmp_path)) == len(runs) - 1
+    [again] = await put(blobs, {f"{runs[0]}00000/again.1": b"again"})
+    assert await read(blobs, again) == b"again"
+
+
+async def test_what_is_known_of_closed_segments_is_bounded(
+    blobs: FileBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_MOST_OPEN", 2)
+    monkeypatch.setattr(segments, "_MOST_CLOSED", 3)
+    runs = [run_prefix("J", f"R{number}", 30) for number in range(6)]
+    stored: dict[str, bytes] = {}
+    for number, run in enumerate(runs + runs[:1] + runs[-3:]):
+        body = f"{number}".encode()
+        stored |= dict.fromkeys(await put(blobs, {f"{run}00000/{number}.1": body}), body)
+    assert len(segment_files(tmp_path)) == len(runs) + 1  # that of the first was forgotten
+    assert await read_all(blobs, list(stored)) == list(stored.values())
+
+
+@pytest.mark.parametrize("way", ["longer", "shorter", "gone"])
+async def test_a_closed_segment_that_was_changed_is_not_written_again(
+    blobs: FileBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(segments, "_MOST_OPEN", 1)
+    [first] = await put(blobs, {f"{RUN}00000/1.1": b"first"})
+    [segment] = segment_files(tmp_path)
+    await put(blobs, {f"{run_prefix('J', 'S', 30)}00000/1.1": b"other"})
+    if way == "gone":
+        segment.unlink()
+    else:
+        data = segment.read_bytes()
+        segment.write_bytes(data + b"x" if way == "longer" else data[:-1])
+    [second] = await put(blobs, {f"{RUN}00000/2.1": b"second"})
+    assert not second.startswith(first[: first.index(".")])
+    assert await read_all(blobs, [first, second]) == [
+        b"first" if way == "longer" else None,
+        b"second",
+    ]
+
+
+async def test_the_segment_of_a_run_that_writes_no_more_is_closed(
+    blobs: FileBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_IDLE_APPENDS", 10)
+    await put(blobs, {f"{RUN}00000/0.1": b"of a run that ends"})
+    [segment] = segment_files(tmp_path)
+
+    def is_open() -> bool:
+        links = Path("/proc/self/fd").iterdir()
+        return any(link.is_symlink() and link.readlink() == segment for link in links)
+
+    assert is_open()
+    for number in range(11):
+        await put(blobs, {f"{run_prefix('J', 'S', 30)}00000/{number}.1": b"of another"})
+    assert not is_open()
+    await put(blobs, {f"{RUN}00000/1.1": b"after all"})
+    assert segment in segment_files(tmp_path)
+    assert len(segment_files(tmp_path)) == 2
+
+
 async def test_what_is_written_after_a_segment_was_removed_is_kept(
     blobs: FileBlobs, tmp_path: Path
 ) -> None:
@@ -322,7 +408,7 @@ async def test_a_process_writes_to_no_segment_of_the_one_before(tmp_path: Path) 
 CUTS: dict[str, Callable[[bytes], bytes]] = {
     "whole": lambda data: data,
     "cut in a body": lambda data: data[:-1],
-    "cut in a line": lambda data: data + b"00000000001.1 7",
+    "cut in a line": lambda data: data + data.partition(b" ")[0] + b" 7",
     "empty": lambda data: b"",
 }
 
@@ -372,6 +458,65 @@ async def test_a_segment_with_a_damaged_line_is_kept_at_boot(tmp_path: Path) -> 
             segment.write_bytes(data[:3] + damage + data[4:])
             await blobs.remove_unsettled(list(SOME))
             assert segment.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", [b"", b"abc", b"of two\nlines"])
+async def test_whichever_byte_is_damaged_no_settled_body_is_removed_at_boot(
+    tmp_path: Path, body: bytes
+) -> None:
+    # Ids as they are: a digit away from each other.
+    names = [f"{RUN}00000/{number:011}.1" for number in range(1, 5)]
+    for settled in range(3):
+        unsettled = [key for place, key in enumerate(names) if place != settled]
+        async with opened(tmp_path) as blobs:
+            await put(blobs, dict.fromkeys(names[:3], body))
+            [segment] = segment_files(tmp_path)
+            data = segment.read_bytes()
+            with segment.open("r+b", buffering=0) as file:
+                for place, byte in itertools.product(range(len(data)), b"\n 1239\xff"):
+                    os.pwrite(file.fileno(), bytes([byte]), place)
+                    remove_unsettled(str(tmp_path), unsettled)
+                    assert segment.exists(), (settled, data, place, byte)
+                    os.pwrite(file.fileno(), data[place : place + 1], place)
+            await blobs.delete_prefix(RUN)
+
+
+@pytest.mark.parametrize("body", [b"", b"abc", b"of two\nlines"])
+async def test_wherever_a_kill_cut_it_off_an_unsettled_segment_is_removed_at_boot(
+    tmp_path: Path, body: bytes
+) -> None:
+    names = [f"{RUN}00000/{number:011}.1" for number in range(1, 4)]
+    async with opened(tmp_path) as blobs:
+        await put(blobs, dict.fromkeys(names, body))
+        [segment] = segment_files(tmp_path)
+        data = segment.read_bytes()
+        for end in range(len(data) + 1):
+            segment.write_bytes(data[:end])
+            remove_unsettled(str(tmp_path), names)
+            assert not segment.exists(), data[:end]
+
+
+@pytest.mark.guarantee("G18")
+async def test_a_boot_looks_at_the_last_segments_of_a_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_SEGMENT_BODIES", 1)
+    async with opened(tmp_path) as blobs:
+        for number in range(60):
+            await put(blobs, {f"{RUN}00000/{number}.1": b"a body"})
+    read_through: list[str] = []
+    holds_only = segments._holds_only
+
+    def noted(path: str, names: set[bytes]) -> bool:
+        read_through.append(path)
+        return holds_only(path, names)
+
+    monkeypatch.setattr(segments, "_holds_only", noted)
+    remove_unsettled(str(tmp_path), [f"{RUN}00000/{number}.1" for number in (40, 56, 58, 59)])
+    left = [int(path.name) for path in segment_files(tmp_path)]
+    assert left == [*range(1, 57), 58]
+    assert len(read_through) <= 10
 
 
 WRITES = """

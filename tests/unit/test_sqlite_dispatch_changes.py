@@ -107,10 +107,10 @@ async def test_a_look_costs_what_has_changed(store: SqliteStore, world: World) -
     assert everything < STEPS_A_RUN * (LIVE + 1)
 
 
-@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("live", [None, False, True])
 @pytest.mark.parametrize("of_caller", [False, True])
 async def test_changed_runs_are_found_by_their_index(
-    store: SqliteStore, of_caller: bool, live: bool
+    store: SqliteStore, of_caller: bool, live: bool | None
 ) -> None:
     sql = changed_sql(of_caller=of_caller, live=live, below=True)
     values = {"caller": CALLER, "changed_at": 0, "run_id": "", "limit": 1}
@@ -119,16 +119,17 @@ async def test_changed_runs_are_found_by_their_index(
         return [row[3] for row in reader.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
 
     runs, jobs = await store.database.read(explain)
-    assert f"USING INDEX {'live_' if live else ''}runs{'_of_caller' if of_caller else ''}" in runs
+    kind = {None: "", True: "live_", False: "ended_"}[live]
+    assert f"USING INDEX {kind}runs{'_of_caller' if of_caller else ''}" in runs
     assert "(dispatch_changed_at,run_id)<(?,?)" in runs
     assert jobs == "SEARCH jobs USING PRIMARY KEY (job_id=?)"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("live", [None, False, True])
 @pytest.mark.parametrize("caller", [CALLER, None])
 async def test_a_page_of_changed_runs_costs_what_it_holds(
-    store: SqliteStore, world: World, caller: str | None, live: bool
+    store: SqliteStore, world: World, caller: str | None, live: bool | None
 ) -> None:
     for _ in range(LIVE):
         await world.submit(1)

@@ -56,13 +56,22 @@ CHANGES = f"""
 """
 
 
+_KINDS = {
+    None: ("", "runs.status <> 'deleted'"),
+    True: ("live_", "runs.status IN ('running', 'pending')"),
+    False: ("ended_", "runs.status NOT IN ('running', 'pending', 'deleted')"),
+}
+"""What the names of the indexes of runs by their change begin with, and what they hold."""
+
+
 @lru_cache
-def changed_sql(*, of_caller: bool, live: bool, below: bool) -> str:
+def changed_sql(*, of_caller: bool, live: bool | None, below: bool) -> str:
     """Write the statement of a page of runs by their last change, out of the index of its kind:
     it reads no run that is not on the page."""
-    index = f"{'live_runs' if live else 'runs'}{'_of_caller' if of_caller else ''}_by_change"
+    kind, condition = _KINDS[live]
+    index = f"{kind}runs{'_of_caller' if of_caller else ''}_by_change"
     conditions = [
-        "runs.status IN ('running', 'pending')" if live else "runs.status <> 'deleted'",
+        condition,
         *(["runs.caller = :caller"] if of_caller else []),
         *(["(runs.dispatch_changed_at, runs.run_id) < (:changed_at, :run_id)"] if below else []),
     ]
@@ -197,7 +206,7 @@ class SqliteRuns(Runs):
         *,
         before: RunPosition | None,
         limit: int,
-        live: bool = False,
+        live: bool | None = None,
     ) -> list[ChangedRun]:
         sql = changed_sql(of_caller=caller is not None, live=live, below=before is not None)
         values = {

@@ -413,6 +413,13 @@ TRACES = (
     """,
 )
 
+ENDED = (
+    "CREATE INDEX ended_runs_by_change ON runs (dispatch_changed_at, run_id) "
+    "WHERE status NOT IN ('running', 'pending', 'deleted')",
+    "CREATE INDEX ended_runs_of_caller_by_change ON runs (caller, dispatch_changed_at, run_id) "
+    "WHERE status NOT IN ('running', 'pending', 'deleted')",
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -423,6 +430,7 @@ STEPS = (
     WEBHOOK_NUMBERS,
     GROUPS_AND_SHAPES,
     TRACES,
+    ENDED,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

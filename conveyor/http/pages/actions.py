@@ -7,13 +7,14 @@ sees all callers acts under the caller of each job; what an operator does is a l
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qsl
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -27,6 +28,7 @@ from conveyor.http.request import json_response, read_body
 from conveyor.ports.exports import ExportFormat
 from conveyor.service.callers import Caller
 from conveyor.service.overview import MOST_LOOKED
+from conveyor.service.page_schemas import JobsFound
 from conveyor.service.reruns import parse_choice
 from conveyor.service.responses import ACTIVE, PAUSED
 from conveyor.service.service import Service
@@ -142,6 +144,8 @@ ACTIONS: dict[str, tuple[Act, str]] = {
 """Every action on one job by its path, and the page that follows."""
 
 BULK = f"{ROOT}/bulk"
+_SEPARATORS = re.compile(r"[\s,.'’_]")
+"""Marks between the digits of a number, as people and pages write it."""
 BULK_ACTIONS: dict[str, tuple[Act, str, str]] = {
     "stop": (stop, "Stop", "/stop"),
     "pause": (pause, "Pause", "/pause"),
@@ -161,13 +165,19 @@ class RefusedJobs(Struct, frozen=True):
 
 
 class BulkPage(Struct, frozen=True, kw_only=True):
-    """A bulk action: the number of jobs that it is about, or what came of it."""
+    """A bulk action: the number of jobs that it is about, or what came of it.
+
+    `next_cursor` leads to those behind them, of which `left` match, or more where `has_more_left`.
+    """
 
     action: str
     words: str
     count: int
-    has_more: bool
+    next_cursor: str | UnsetType = UNSET
+    left: int = 0
+    has_more_left: bool = False
     is_wrong: bool = False
+    is_number: bool = True
     is_done: bool = False
     done: int = 0
     refused: Sequence[RefusedJobs] = ()
@@ -270,10 +280,10 @@ class Actions:
                 return self._dashboard.stranger(request)
             call = PageCall(request, self._service, viewer)
             action = _bulk_action(call)
-            found, has_more = await _matching(call)
+            found = await _matching(call, call.cursor)
         except ConveyorError as error:
             return self._dashboard.problem(request, error, viewer)
-        page = _bulk_page(action, len(found), has_more)
+        page = _bulk_page(action, found)
         return self._dashboard.page(request, _bulk_screen(call, page), viewer)
 
     async def count(self, request: Request) -> Response:
@@ -282,8 +292,8 @@ class Actions:
         if viewer is None:
             return self._dashboard.stranger(request, as_json=True)
         call = PageCall(request, self._service, viewer)
-        found, has_more = await _matching(call)
-        return json_response(_bulk_page(_bulk_action(call), len(found), has_more))
+        found = await _matching(call, call.cursor)
+        return json_response(_bulk_page(_bulk_action(call), found))
 
     async def bulk(self, request: Request) -> Response:
         """Do an action on every job that a filter takes, if their number is the one given."""
@@ -292,22 +302,29 @@ class Actions:
     async def _bulk(self, call: ActionCall) -> Response:
         action = _bulk_action(call)
         act, _, _ = BULK_ACTIONS[action]
-        found, has_more = await _matching(call)
-        page = _bulk_page(action, len(found), has_more)
-        if call.form.get("count", "").strip() != str(len(found)):
-            page = structs.replace(page, is_wrong=True)
+        found = await _matching(call, call.cursor)
+        page = _bulk_page(action, found)
+        typed = _SEPARATORS.sub("", call.form.get("count", ""))
+        is_number = typed.isdecimal() and typed.isascii()
+        if not is_number or typed.lstrip("0") != str(page.count or ""):
+            page = structs.replace(page, is_wrong=True, is_number=is_number)
             screen = _bulk_screen(call, page, status=409)
             return self._dashboard.page(call.request, screen, call.viewer)
         refused: Counter[str] = Counter()
-        for job_id in found:
+        for line in found.jobs:
             try:
-                await _logged(call, action, act, job_id)
+                await _logged(call, action, act, line.job_id)
             except ConveyorError as error:
                 refused[error.code.value] += 1
+        if page.next_cursor:
+            behind = await _matching(call, page.next_cursor)
+            page = structs.replace(
+                page, left=len(behind.jobs), has_more_left=bool(behind.next_cursor)
+            )
         page = structs.replace(
             page,
             is_done=True,
-            done=len(found) - refused.total(),
+            done=page.count - refused.total(),
             refused=[RefusedJobs(*one) for one in refused.most_common()],
         )
         return self._dashboard.page(call.request, _bulk_screen(call, page), call.viewer)
@@ -322,17 +339,21 @@ def _bulk_action(call: PageCall) -> str:
     return action
 
 
-async def _matching(call: PageCall) -> tuple[list[str], bool]:
-    """Return the jobs that the filter in the address takes, MOST_LOOKED at most, and whether there
-    are jobs behind them."""
-    page = await call.service.overviews.jobs(
-        call.caller, job_search(call), cursor=None, limit=MOST_LOOKED
+async def _matching(call: PageCall, after: str | None) -> JobsFound:
+    """Return the jobs that the filter in the address takes, MOST_LOOKED at most, behind a place in
+    the list of jobs."""
+    return await call.service.overviews.jobs(
+        call.caller, job_search(call), cursor=after, limit=MOST_LOOKED
     )
-    return [line.job_id for line in page.jobs], bool(page.next_cursor)
 
 
-def _bulk_page(action: str, count: int, has_more: bool) -> BulkPage:
-    return BulkPage(action=action, words=BULK_ACTIONS[action][1], count=count, has_more=has_more)
+def _bulk_page(action: str, found: JobsFound) -> BulkPage:
+    return BulkPage(
+        action=action,
+        words=BULK_ACTIONS[action][1],
+        count=len(found.jobs),
+        next_cursor=found.next_cursor,
+    )
 
 
 def _bulk_screen(call: PageCall, page: BulkPage, *, status: int = 200) -> Screen:
@@ -346,7 +367,8 @@ def _bulk_screen(call: PageCall, page: BulkPage, *, status: int = 200) -> Screen
     values = {
         "wanted": {name: value for name, value in filters.items() if value},
         "back": with_query(f"{ROOT}/jobs", **filters),
-        "again": with_query(BULK, action=page.action, **filters),
+        "again": with_query(BULK, action=page.action, cursor=call.cursor, **filters),
+        "onward": with_query(BULK, action=page.action, cursor=page.next_cursor or None, **filters),
         "api_call": api_line(
             "POST" if suffix else "DELETE",
             f"/v1/jobs/JOB_ID{suffix}",

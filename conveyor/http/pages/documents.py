@@ -83,6 +83,24 @@ async def _shown(request: Request, page: Callable[[], str]) -> Response:
     return response
 
 
+def foreign_host_page(request: Request, host: str) -> Response | None:
+    """Say to a browser at a page why a host is refused and where it is allowed; None elsewhere."""
+    path = request.url.path
+    is_page = path in ("/", "/docs", ROOT) or path.startswith(f"{ROOT}/")
+    if not is_page or not _wants_html(request):
+        return None
+    page = _page(
+        "Conveyor: another host",
+        "<h1>This server does not know its name</h1>",
+        f"<p>The browser asked for <code>{escape(host)}</code>. Requests for names that a server "
+        "was not told are refused, so that no web page of others can reach it.</p>",
+        "<p>If the name is right, start the server with it in "
+        "<code>CONVEYOR_ALLOWED_HOSTS</code>: names or addresses without a port, with commas "
+        "between them.</p>",
+    )
+    return Response(page, status_code=403, headers=_HEADERS, media_type="text/html")
+
+
 def _wants_html(request: Request) -> bool:
     for accepted in ",".join(request.headers.getlist("Accept")).split(","):
         media_type, *parameters = (part.strip().lower() for part in accepted.split(";"))

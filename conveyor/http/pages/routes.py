@@ -6,24 +6,31 @@ address with `.json` behind it. No script, style or request but our own can run:
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from email.message import Message
 
+from anyio import to_thread
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.ids import is_ulid
 from conveyor.http.event_streams import event_stream
 from conveyor.http.middleware import request_id_of
+from conveyor.http.pages.bodies import (
+    MOST_SHOWN,
+    PAGES_OF_MARKUP,
+    charset,
+    fitting_lines,
+    media_type,
+    shown_text,
+)
 from conveyor.http.pages.viewer import Viewer, Viewers
 from conveyor.http.pages.views import HERE, ROOT, STATIC, Screen, job_path, render
 from conveyor.http.problems import PROBLEMS
@@ -31,6 +38,7 @@ from conveyor.http.request import PathIds, cursor, json_response, text
 from conveyor.service.jobs import JOB_TYPES
 from conveyor.service.overview import MOST_IMAGE, STATES, JobSearch
 from conveyor.service.page_schemas import Preview
+from conveyor.service.progress import MOST_NAMED
 from conveyor.service.results import FILTERS
 from conveyor.service.service import Service
 
@@ -54,11 +62,12 @@ PREVIEW_HEADERS = {
     ),
 }
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
-PAGES_OF_MARKUP = frozenset({"text/html", "application/xhtml+xml"})
-GROUPS_SHOWN = 40
+GROUPS_SHOWN = 30
 """Failure groups on one page: more would make it large."""
-MOST_HEX = 4_096
-"""Bytes that are shown of a body that is no text."""
+MOST_PARAMETER = 1_024
+"""Characters of a parameter of a page, which stands on it again."""
+MOST_ADDRESS = 4_096
+"""Characters of an address that stands on its page again."""
 _FILES = {
     "dashboard.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
@@ -102,9 +111,14 @@ class PageCall(PathIds):
             raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{name}: must be a whole number")
         return int(value)
 
-    def text(self, name: str) -> str | None:
-        """Return a parameter, None if it is absent or empty."""
-        return text(self.request.query_params, name) or None
+    def text(self, name: str, *, most: int = MOST_PARAMETER) -> str | None:
+        """Return a parameter of at most `most` characters, None if it is absent or empty."""
+        value = text(self.request.query_params, name) or None
+        if value is not None and len(value) > most:
+            raise ConveyorError(
+                ErrorCode.INVALID_ARGUMENT, f"{name}: more than {most:,} characters"
+            )
+        return value
 
     @property
     def cursor(self) -> str | None:
@@ -145,17 +159,19 @@ async def show_jobs(call: PageCall) -> Screen:
 
 
 async def show_run(call: PageCall) -> Screen:
-    """Show a run, or the latest run of a job; of a scheduled job without one, its schedule."""
+    """Show a run, or the latest run of a job; of a job without one, its schedule or what else there
+    is."""
     owner = await call.owner()
     try:
         page = await call.service.overviews.run(owner, call.job_id, call.run_id)
     except ConveyorError as error:
         if error.code is not ErrorCode.NOT_FOUND or call.run_id is not None:
             raise
-        view = await call.service.listing.get_job(owner, call.job_id)
-        if not view.schedule:
-            raise
-        return await show_schedule(call)
+        found = await call.service.overviews.job(owner, call.job_id)
+        if found.job.type == "scheduled":
+            return await show_schedule(call)
+        title = found.job.name or f"Job {found.job.job_id}"
+        return Screen(template="job.html", title=title, section="Jobs", page=found)
     title = f"{page.job.name or 'Job ' + page.job.job_id}, run {page.run.run_sequence}"
     values = {"groups_from": call.number("groups_from"), "groups_shown": GROUPS_SHOWN}
     return Screen(template="run.html", title=title, section="Jobs", page=page, values=values)
@@ -168,7 +184,7 @@ async def show_results(call: PageCall) -> Screen:
         call.job_id,
         call.named_run_id,
         status=call.word("status", tuple(FILTERS)) or "all",
-        group=call.text("group"),
+        group=call.text("group", most=MOST_ADDRESS),
         cursor=call.cursor,
     )
     title = f"Results of {page.job.name or 'job ' + page.job.job_id}"
@@ -181,14 +197,14 @@ async def show_task(call: PageCall) -> Screen:
     page = await call.service.overviews.task(
         await call.owner(), call.job_id, call.named_run_id, call.task_id
     )
-    media_type = _media_type(page.content_type or "")
-    is_image = media_type in IMAGES and 0 < (page.size or 0) <= MOST_IMAGE
+    kind = media_type(page.content_type or "")
+    is_image = kind in IMAGES and 0 < (page.size or 0) <= MOST_IMAGE
     return Screen(
         template="task.html",
         title=f"Task {page.task_id}",
         section="Jobs",
         page=page,
-        values={"is_image": is_image, "is_markup": media_type in PAGES_OF_MARKUP},
+        values={"is_image": is_image, "is_markup": kind in PAGES_OF_MARKUP},
     )
 
 
@@ -222,7 +238,11 @@ async def show_deliveries(call: PageCall) -> Screen:
         title="Webhooks",
         section="Webhooks",
         page=page,
-        values={"words_of_status": words, "is_everybody": call.caller is None},
+        values={
+            "words_of_status": words,
+            "is_everybody": call.caller is None,
+            "is_further": call.cursor,
+        },
     )
 
 
@@ -329,12 +349,13 @@ class Dashboard:
             screen,
             viewer=viewer,
             path=request.url.path,
-            query=request.url.query,
+            query=request.url.query[:MOST_ADDRESS],
             origin=self._origin,
             token="" if viewer is None else self._viewers.token(request),
         )
+        content = html.encode("utf-8", "replace")
         return Response(
-            html, status_code=screen.status, headers=PAGE_HEADERS, media_type="text/html"
+            content, status_code=screen.status, headers=PAGE_HEADERS, media_type="text/html"
         )
 
     def problem(
@@ -362,7 +383,8 @@ class Dashboard:
         if as_json:
             raise ConveyorError(ErrorCode.UNAUTHENTICATED, "sign in to see this page")
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return self.sign_in_page(request, SignInPage(address if request.method == "GET" else ROOT))
+        is_kept = request.method == "GET" and len(address) <= MOST_ADDRESS
+        return self.sign_in_page(request, SignInPage(address if is_kept else ROOT))
 
     def sign_in_page(self, request: Request, page: SignInPage, *, status: int = 401) -> Response:
         """Answer with the page where one signs in."""
@@ -372,18 +394,27 @@ class Dashboard:
             section="",
             page=page,
             status=status,
-            values={"is_secure": self._viewers.keeps_cookies(request)},
+            values={
+                "is_secure": self._viewers.keeps_cookies(request),
+                "accepts_any": self._viewers.accepts_any,
+            },
         )
         return self.page(request, screen, None)
 
     async def unknown(self, request: Request) -> Response:
-        """Answer an address that is no page."""
+        """Answer an address that is no page; lead from one with a slash at its end to the page."""
+        path = request.url.path
+        as_json = path.endswith(".json")
+        if path.endswith("/"):
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(path.rstrip("/") + query)
         viewer = await self._viewers.identify(request)
         if viewer is None:
-            return self.stranger(request)
-        return self.problem(
-            request, ConveyorError(ErrorCode.NOT_FOUND, "there is no such page"), viewer
-        )
+            return self.stranger(request, as_json=as_json)
+        error = ConveyorError(ErrorCode.NOT_FOUND, "there is no such page")
+        if as_json:
+            raise error
+        return self.problem(request, error, viewer)
 
     async def file(self, request: Request) -> Response:
         """Answer with a file of ours."""
@@ -402,7 +433,8 @@ class Dashboard:
         viewer = await self._viewers.identify(request)
         if viewer is None:
             return self.stranger(request, as_json=True)
-        answer = await event_stream(request, self._service, viewer.caller_id)
+        named = named_runs(request.query_params.getlist("run"))
+        answer = await event_stream(request, self._service, viewer.caller_id, named=named)
         answer.headers.update(EVENT_HEADERS)
         return answer
 
@@ -424,71 +456,45 @@ class Dashboard:
         place = (await call.owner(), call.job_id, call.named_run_id, call.task_id)
         if form == "image":
             found = await call.service.overviews.preview(*place, most=MOST_IMAGE)
-            media_type = _media_type(found.content_type)
-            if media_type not in IMAGES or found.is_cut:
+            kind = media_type(found.content_type)
+            if kind not in IMAGES or found.is_cut:
                 raise ConveyorError(ErrorCode.NOT_FOUND, "the body is no image of at most 1 MiB")
-            return Response(found.data, headers=PREVIEW_HEADERS, media_type=media_type)
+            return Response(found.data, headers=PREVIEW_HEADERS, media_type=kind)
         found = await call.service.overviews.preview(*place)
         if form == "html":
-            kind = f"text/html; charset={_charset(found.content_type) or 'utf-8'}"
+            # Without a character set in the header the browser looks for one in the page.
+            label = charset(found.content_type)
+            kind = f"text/html; charset={label}" if label else "text/html"
             headers = {**PREVIEW_HEADERS, "Content-Type": kind}
             return Response(found.data, headers=headers)
-        page = PreviewPage(shown_text(found), found.size, len(found.data), found.content_type)
+        page = await to_thread.run_sync(_preview_page, found)
         screen = Screen(template="preview.html", title="Body", section="", page=page)
         html = render(screen, viewer=call.viewer, path="", query="", origin="", token="")
         return Response(html, headers=PREVIEW_HEADERS, media_type="text/html")
 
 
+def named_runs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse the runs that a stream of events is to tell of in any case, each a job's id, a slash
+    and a run's. Raises ConveyorError(invalid_argument)."""
+    runs = [(job_id, run_id) for job_id, _, run_id in (name.partition("/") for name in names)]
+    if len(runs) > MOST_NAMED or not all(is_ulid(one) for run in runs for one in run):
+        raise ConveyorError(
+            ErrorCode.INVALID_ARGUMENT, f"run: must be JOB/RUN, at most {MOST_NAMED} times"
+        )
+    return runs
+
+
 class PreviewPage(Struct, frozen=True):
-    """The beginning of a body as text."""
+    """The beginning of a body as text, escaped; `is_cut` tells that the body goes on."""
 
-    text: str
+    html: str
     size: int
-    shown: int
-    content_type: str
+    is_cut: bool
 
 
-def shown_text(found: Preview) -> str:
-    """Show the beginning of a body: JSON with its lines indented, text as it is, other bytes in
-    hexadecimal."""
-    charset = _charset(found.content_type) or "utf-8"
-    try:
-        # A character that the cut parts is left out.
-        decoded = codecs.getincrementaldecoder(charset)().decode(found.data)
-    except UnicodeError:
-        return _hexadecimal(found.data[:MOST_HEX])
-    if "\0" in decoded:
-        return _hexadecimal(found.data[:MOST_HEX])
-    if not found.is_cut and "json" in _media_type(found.content_type):
-        try:
-            return json.dumps(json.loads(decoded), indent=2, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            return decoded
-    return decoded
-
-
-def _hexadecimal(data: bytes) -> str:
-    lines = []
-    for start in range(0, len(data), 16):
-        row = data[start : start + 16]
-        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{start:08x}  {row.hex(' '):47}  {letters}")
-    return "\n".join(lines)
-
-
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
-
-
-def _charset(content_type: str) -> str:
-    """Return the character set of a Content-Type, if we have it; else an empty text."""
-    message = Message()
-    message["Content-Type"] = content_type
-    try:
-        found = codecs.lookup(message.get_content_charset("") or "")
-    except (LookupError, ValueError):
-        return ""
-    return found.name if found._is_text_encoding else ""
+def _preview_page(found: Preview) -> PreviewPage:
+    html, is_whole = fitting_lines(shown_text(found), MOST_SHOWN)
+    return PreviewPage(html, found.size, found.is_cut or not is_whole)
 
 
 def _way_back(request: Request) -> str:

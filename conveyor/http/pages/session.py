@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from conveyor.domain.api_keys import is_valid_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.token_bucket import Bucket, take
-from conveyor.http.auth import ApiKeys, Operators, check_rate_limit
+from conveyor.http.auth import AnyKey, ApiKeys, Operators, check_rate_limit
 from conveyor.http.middleware import is_loopback
 from conveyor.http.pages.viewer import Viewer
 from conveyor.ports.clock import Clock
@@ -87,6 +87,11 @@ class Sessions:
     def keeps_cookies(self, request: Request) -> bool:
         """Tell whether the browser will keep the cookie of a sign-in, which is for https alone."""
         return is_secure(request, self._service.options.public_origin)
+
+    @property
+    def accepts_any(self) -> bool:
+        """Tell whether every key signs in."""
+        return isinstance(self._api_keys, AnyKey)
 
     def sign_in(self, api_key: str, next_page: str) -> Response | None:
         """Sign a person in and send the browser to `next_page`; None for an unknown key.

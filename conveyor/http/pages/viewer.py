@@ -35,6 +35,11 @@ class Viewers(Protocol):
         """Return the token that forms on a page carry, by which they are known as the viewer's."""
         ...
 
+    @property
+    def accepts_any(self) -> bool:
+        """Tell whether every key signs in."""
+        ...
+
     def keeps_cookies(self, request: Request) -> bool:
         """Tell whether the browser will keep the cookie of a sign-in, which is for https alone."""
         ...

@@ -7,6 +7,8 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -15,7 +17,9 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conveyor import __version__
+from conveyor.domain.failure_groups import MOST_GROUPS
 from conveyor.domain.result_shape import SIZE_BOUNDS
+from conveyor.http.pages.bodies import fitting
 from conveyor.http.pages.viewer import Viewer
 from conveyor.service.page_schemas import RunPage, TaskDetails
 from conveyor.service.schemas import FailureGroupBody, RunBody, ScheduleBody, StatsBody
@@ -31,6 +35,23 @@ SECTIONS = {
     "Schedules": f"{ROOT}/schedules",
 }
 LIVE = ("running", "pending")
+UNENDED = ("pending", "processing")
+"""States of tasks that have not ended."""
+ATTEMPTS_SHOWN = 30
+WORKERS_SHOWN = 40
+LANES_SHOWN = 100
+"""Lanes on one page, of all workers."""
+NAME_BYTES, PAIR_BYTES = 600, 2_000
+"""Bytes of a name and of a value in a mapping on a page, escaped."""
+PAIRS_BYTES = 12_000
+"""Bytes of the names and values of a mapping on a page, escaped."""
+LONGEST_LINE = 20_000
+"""Bytes of a line for a shell on a page, escaped: a longer one is left out, for a part of one could
+do anything."""
+LONGEST_ADDRESS = 8_000
+"""Bytes of an address that a page links to itself by, escaped."""
+PLACEHOLDER = "YOUR_VALUE"
+"""Stands in a line for a shell where a value is masked."""
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -51,6 +72,9 @@ def render(
     screen: Screen, *, viewer: Viewer | None, path: str, query: str, origin: str, token: str
 ) -> str:
     """Show a screen as HTML; `path` and `query` are its address, its forms carry `token`."""
+    json_address = f"{path}.json" + (f"?{query}" if query else "")
+    if len(escape(json_address)) > LONGEST_ADDRESS:
+        json_address = f"{path}.json"
     return _environment.get_template(screen.template).render(
         page=screen.page,
         title=screen.title,
@@ -60,11 +84,24 @@ def render(
         version=__version__,
         origin=origin,
         static=STATIC,
-        json_address=f"{path}.json" + (f"?{query}" if query else ""),
+        json_address=json_address,
         address=path,
         token=token,
+        live=_live(screen.page),
         **(screen.values or {}),
     )
+
+
+def _live(page: msgspec.Struct) -> dict[str, str]:
+    """Return what the script of live numbers is to know of a page: the run that it is about, the
+    state of that, and when an overview was made."""
+    at = getattr(page, "at", "")
+    run = getattr(page, "run", None)
+    if not isinstance(run, RunBody):
+        return {"live": "", **({"at": at} if at else {})}
+    waits = run.waiting.reason if run.waiting else ""
+    away = run.outage.shared if run.outage else ""
+    return {"live": f"{run.job_id}/{run.run_id}", "shown": f"{state(run)} {waits} {away}"}
 
 
 def job_path(job_id: str) -> str:
@@ -172,13 +209,54 @@ def statuses(groups: Sequence[FailureGroupBody]) -> list[tuple[int, int]]:
     return sorted(totals.items(), key=lambda item: (-item[1], item[0]))
 
 
-def submit_line(task: TaskDetails, origin: str) -> str:
-    """Write the request of a task as a line for a shell, without a key."""
-    body = json.dumps(task.request, ensure_ascii=False)
-    return (
+def task_state(word: str, run: RunBody) -> str:
+    """Return the state of a task; one that had not ended when its run did is at no work."""
+    return "not_done" if word in UNENDED and run.status not in LIVE else word
+
+
+def between(begin: str, end: str) -> float:
+    """Return the seconds between two instants of the wire."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+
+
+def sentence(text: str) -> str:
+    """Write a text as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def pairs_of(values: Mapping[str, str]) -> dict[str, str]:
+    """Choose the first of some values that a page has room for, each cut at PAIR_BYTES."""
+    shown: dict[str, str] = {}
+    left = PAIRS_BYTES
+    for name, value in values.items():
+        text = fitting(name, NAME_BYTES) + fitting(value, PAIR_BYTES)
+        left -= len(escape(text).encode("utf-8", "replace"))
+        if left < 0:
+            break
+        shown[name] = value
+    return shown
+
+
+def own_address(url: str, origin: str) -> str:
+    """Leave our origin out of an address: the page may be open under another of our names, and
+    browsers download from their own alone."""
+    return url.removeprefix(origin) if url.startswith(f"{origin}/") else url
+
+
+def submit_line(task: TaskDetails, origin: str) -> str | None:
+    """Write the request of a task as a line for a shell, without a key and with a placeholder for
+    each masked value; None if it is too long for a page."""
+    request = task.request
+    params = request.get("zenrows_params", {})
+    if "custom_headers" in params:
+        masked = dict.fromkeys(json.loads(params["custom_headers"]), PLACEHOLDER)
+        request = {**request, "zenrows_params": {**params, "custom_headers": json.dumps(masked)}}
+    body = json.dumps(request, ensure_ascii=False)
+    line = (
         f"curl {shlex.quote(f'{origin}/v1/jobs')} -H 'X-API-Key: '\"$ZENROWS_API_KEY\" "
         f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
     )
+    return line if fitting(line, LONGEST_LINE) == line else None
 
 
 def api_line(method: str, path: str, origin: str, body: str = "") -> str:
@@ -216,21 +294,35 @@ _environment = Environment(
     lstrip_blocks=True,
 )
 _environment.globals |= {
+    "ATTEMPTS_SHOWN": ATTEMPTS_SHOWN,
+    "LANES_SHOWN": LANES_SHOWN,
     "LIVE": LIVE,
+    "LONGEST_LINE": LONGEST_LINE,
+    "MOST_GROUPS": MOST_GROUPS,
+    "NAME_BYTES": NAME_BYTES,
+    "PAIR_BYTES": PAIR_BYTES,
+    "PLACEHOLDER": PLACEHOLDER,
     "ROOT": ROOT,
+    "WORKERS_SHOWN": WORKERS_SHOWN,
     "api_line": api_line,
+    "between": between,
     "job_path": job_path,
+    "own_address": own_address,
+    "pairs_of": pairs_of,
     "run_path": run_path,
     "schedule_line": schedule_line,
+    "sentence": sentence,
     "sizes": sizes,
     "statuses": statuses,
     "submit_line": submit_line,
+    "task_state": task_state,
     "waiting": waiting,
     "with_query": with_query,
 }
 _environment.filters |= {
     "count": count,
     "duration": duration,
+    "fitting": fitting,
     "pace": pace,
     "percent": percent,
     "size": size,

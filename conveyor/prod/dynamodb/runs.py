@@ -436,11 +436,11 @@ class RecentChanges:
     """Reads runs by their last change, of all callers or of one.
 
     The index shows where to look, in eight partitions that are merged; rows of runs and jobs found
-    there are read strongly. Of one caller's runs, and of live ones, the index is looked through at
+    there are read strongly. Of one caller's runs, and of live or ended ones, the index is read at
     most MOST_LOOKED_AT entries deep, so a page may be short though more runs follow further down.
     """
 
-    def __init__(self, records: DynamoRunRows, caller: str | None, *, live: bool) -> None:
+    def __init__(self, records: DynamoRunRows, caller: str | None, *, live: bool | None) -> None:
         self._records = records
         self._table = records.table
         self._caller = caller
@@ -460,11 +460,11 @@ class RecentChanges:
 
     async def _entries(self, before: RunPosition | None, limit: int) -> AsyncIterator[list[_Entry]]:
         """Find entries that may be wanted, latest first, about `limit` at a time."""
-        cursors = [
-            _ChangeCursor(one) for one in (*all_partitions("active"), *all_partitions("idle"))
-        ]
+        # Runs that have ended are idle.
+        kinds = ("idle",) if self._live is False else ("active", "idle")
+        cursors = [_ChangeCursor(one) for kind in kinds for one in all_partitions(kind)]
         below = END if before is None else by_time(before.changed_at, before.run_id)
-        rare = self._caller is not None or self._live
+        rare = self._caller is not None or self._live is not None
         share = MOST_LOOKED_AT // len(cursors) if rare else ceil(limit / SPREAD) + SPARE
         ready: list[_Entry] = []
         while True:
@@ -507,7 +507,7 @@ class RecentChanges:
         place = str(item[INDEXES[BY_DISPATCH][1]])
         caller = place.split("#", 2)[2:]
         status = item.get("status")
-        if status == RunStatus.DELETED or (self._live and status not in LIVE_RUN_STATES):
+        if status == RunStatus.DELETED or not self._is_kind(status):
             return None
         if self._caller is not None and caller not in ([], [self._caller]):
             return None
@@ -527,9 +527,12 @@ class RecentChanges:
             if row is None or job is None or job.status is JobStatus.DELETED:
                 continue
             run = (await self._records.with_late_status(row)).run
-            if not self._live or run.status in LIVE_RUN_STATES:
+            if self._is_kind(run.status):
                 found.append(ChangedRun(job, run, entry.position))
         return found
+
+    def _is_kind(self, status: object) -> bool:
+        return self._live is None or self._live is (status in LIVE_RUN_STATES)
 
     def _takes(self, row: RunRow) -> bool:
         is_callers = self._caller is None or row.caller == self._caller
@@ -671,7 +674,7 @@ class DynamoRuns:
         *,
         before: RunPosition | None,
         limit: int,
-        live: bool = False,
+        live: bool | None = None,
     ) -> list[ChangedRun]:
         return await RecentChanges(self._records, caller, live=live).read(before, limit)
 

@@ -2,6 +2,7 @@
 import { watchRuns } from "./stream.js";
 
 const LIVE = ["running", "pending"];
+const OLDER = "This page is older than its run. ";
 const numbers = new Intl.NumberFormat("en-US");
 const first = new Map(); // what each run had done when this page first heard of it
 
@@ -25,19 +26,28 @@ function duration(seconds) {
 }
 
 function left(run) {
+  if (state(run) !== "running") {
+    first.delete(run.run_id);
+    return "";
+  }
   const now = performance.now();
   const { total, completed } = run.stats;
   const before = first.get(run.run_id) ?? { now, completed };
   first.set(run.run_id, before);
   const seconds = (now - before.now) / 1000;
   const done = completed - before.completed;
-  if (!LIVE.includes(run.status) || completed === total) return "";
+  if (completed === total) return "";
   if (seconds < 2 || done <= 0) return null;
   return `about ${duration(((total - completed) * seconds) / done)} left`;
 }
 
 function state(run) {
   return run.pause_state ? "paused" : run.status;
+}
+
+function waits(run) {
+  const reason = run.waiting?.reason ?? "paused";
+  return reason === "paused" ? "" : `waits: ${reason.replaceAll("_", " ")}`;
 }
 
 function texts(run) {
@@ -53,6 +63,7 @@ function texts(run) {
     cost: spend.cost.toFixed(2),
     state: state(run),
     left: left(run),
+    waits: waits(run),
   };
 }
 
@@ -77,11 +88,32 @@ function show(run) {
     bar.children[1].setAttribute("width", `${(100 * run.stats.failed) / whole}%`);
   }
   if (hasEnded) notice(`A run has ended: ${state(run)}. `);
+  else if (document.body.dataset.live === `${run.job_id}/${run.run_id}`) compare(run);
+  else if (isNew(run)) notice("A new run has begun. ");
+}
+
+// The waiting line and the buttons come with the page, for the state that the run had then.
+function compare(run) {
+  const found = `${state(run)} ${run.waiting?.reason ?? ""} ${run.outage?.shared ?? ""}`;
+  if (found !== document.body.dataset.shown) notice(OLDER);
+  else if (notices().textContent.startsWith(OLDER)) notices().hidden = true;
+}
+
+// An overview lists the runs that there were when it was made.
+function isNew(run) {
+  const { at } = document.body.dataset;
+  if (at === undefined || Date.parse(run.created_at) <= Date.parse(at)) return false;
+  return document.querySelector(`[data-run="${CSS.escape(run.run_id)}"]`) === null;
+}
+
+function notices() {
+  return document.querySelector("[data-notice]");
 }
 
 // What a run is made of changes with its end: groups, shape, actions. They come with the page.
 function notice(text) {
-  const place = document.querySelector("[data-notice]");
+  const place = notices();
+  if (!place.hidden && place.textContent.startsWith(text)) return;
   const link = document.createElement("a");
   link.href = location.href;
   link.textContent = "Show the page anew";
@@ -90,5 +122,9 @@ function notice(text) {
 }
 
 export function startLive() {
-  watchRuns("/dashboard/events", show);
+  const offline = document.querySelector("[data-offline]");
+  watchRuns("/dashboard/events", document.body.dataset.live, {
+    onRun: show,
+    onDown: (isDown) => (offline.hidden = !isDown),
+  });
 }

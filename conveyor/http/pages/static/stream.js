@@ -2,12 +2,18 @@
 // it up when it is hidden, so that nobody has one while all are. Without locks each tab has its own.
 const NAME = "conveyor-dashboard";
 const RETRY = 2000;
+const PATIENCE = 3000; // after which readers are told that there is no connection
+const MOST = 16; // runs that the server takes by name, beside those that changed last
 
 // Tests tell tabs to be hidden by this event, as browsers without windows hide none.
 const SEAM = "conveyor:visibility";
 
-export function watchRuns(address, onRun) {
+// `mine` names the run that this page is about, if it is about one.
+export function watchRuns(address, mine, { onRun, onDown }) {
   const latest = new Map();
+  const wanted = new Set(mine ? [mine] : []); // the runs that tabs are about
+  let alarm = null;
+  let isDown = false;
   const channel = "BroadcastChannel" in window ? new BroadcastChannel(NAME) : null;
   const canShare = channel !== null && "locks" in navigator;
   let source = null;
@@ -21,14 +27,41 @@ export function watchRuns(address, onRun) {
     onRun(run);
   }
 
+  function hear(value) {
+    if (value === isDown) return;
+    isDown = value;
+    onDown(value);
+  }
+
+  function fails(value) {
+    clearTimeout(alarm);
+    alarm = null;
+    if (value !== isDown) channel?.postMessage({ down: value });
+    hear(value);
+  }
+
+  // Whoever has the stream is told of the runs of the other tabs, and asks for them by name.
+  function want(name) {
+    if (!name || wanted.has(name)) return;
+    wanted.add(name);
+    const others = [...wanted].filter((one) => one !== mine);
+    if (wanted.size > MOST) wanted.delete(others[0]);
+    if (source === null) return;
+    close();
+    open();
+  }
+
   function open() {
-    source = new EventSource(address);
+    const query = new URLSearchParams([...wanted].map((name) => ["run", name]));
+    source = new EventSource(wanted.size ? `${address}?${query}` : address);
+    source.addEventListener("open", () => fails(false));
     source.addEventListener("run", (event) => {
       const run = JSON.parse(event.data);
       take(run);
       channel?.postMessage({ run });
     });
     source.addEventListener("error", () => {
+      alarm ??= setTimeout(() => fails(true), PATIENCE);
       // The browser tries again by itself, except after an answer that is no stream.
       if (source?.readyState !== EventSource.CLOSED) return;
       close();
@@ -48,14 +81,19 @@ export function watchRuns(address, onRun) {
     giveUp = () => {
       giveUp = null;
       close();
+      clearTimeout(alarm);
+      alarm = null;
+      wanted.clear();
+      if (mine) wanted.add(mine);
       ending.abort();
       end();
     };
-    const mine = giveUp;
+    const own = giveUp;
     navigator.locks
       .request(NAME, { signal: ending.signal }, () => {
-        if (giveUp !== mine) return undefined;
+        if (giveUp !== own) return undefined;
         open();
+        channel.postMessage({ asks: true });
         return ended;
       })
       .catch((error) => {
@@ -66,7 +104,7 @@ export function watchRuns(address, onRun) {
   function begin() {
     if (!canShare) return open();
     share();
-    channel.postMessage({ hello: true });
+    channel.postMessage({ wants: mine, hello: true });
   }
 
   function seen(hidden) {
@@ -78,8 +116,13 @@ export function watchRuns(address, onRun) {
   }
 
   channel?.addEventListener("message", ({ data }) => {
-    if (data.run) take(data.run);
-    else if (source !== null) for (const run of latest.values()) channel.postMessage({ run });
+    if (data.run) return take(data.run);
+    if (data.down !== undefined) return hear(data.down);
+    if (data.asks) return isHidden || channel.postMessage({ wants: mine });
+    if (source === null) return undefined;
+    if (data.hello) for (const run of latest.values()) channel.postMessage({ run });
+    if (data.hello) channel.postMessage({ down: isDown });
+    return want(data.wants);
   });
   document.addEventListener("visibilitychange", () => seen(document.hidden));
   document.addEventListener(SEAM, (event) => seen(event.detail === "hidden"));
