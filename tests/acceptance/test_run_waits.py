@@ -83,7 +83,6 @@ def test_slots_that_are_taken_and_a_pause_that_comes_first(tmp_path: Path) -> No
 def test_a_reader_that_leaves_while_a_run_is_watched_ends_it_in_silence(tmp_path: Path) -> None:
     with held(tmp_path) as (server, wire, _):
         job = wire.submit(pages(server, "watched", 3), max_inflight=2)["job_id"]
-        told(wire, server.base_url, job, R.MAX_INFLIGHT)
         with subprocess.Popen(
             [*CLIENT, "watch", job],
             env=environment(server),
