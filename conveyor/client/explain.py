@@ -132,7 +132,10 @@ def _resuming(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]
 
 
 def _starting(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
-    return "Start one, or look why it fell silent", ("worker",)
+    return (
+        "Start conveyor-dev again, or look why it fell silent; in production, its workers",
+        ("worker",),
+    )
 
 
 def _checking(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
@@ -153,7 +156,10 @@ def _widening(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]
 
 
 def _growing(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
-    return "More workers help, or more slots (CONVEYOR_WORKERS)", ("worker",)
+    return (
+        "More slots help: conveyor-dev --workers N, or in production more workers",
+        ("worker",),
+    )
 
 
 _HELP: dict[str, Help] = {

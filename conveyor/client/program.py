@@ -79,6 +79,12 @@ def _run(command: click.Command, name: str, arguments: list[str]) -> int:
     try:
         with command.make_context(name, list(arguments)) as context:
             code = command.invoke(context)
+    except ExceptionGroup as group:
+        # A command that runs a task group: what broke in it first is told as by itself.
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__
     except click.exceptions.Exit as end:
         return end.exit_code
     return code if isinstance(code, int) else 0

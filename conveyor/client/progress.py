@@ -28,6 +28,7 @@ from rich.text import Text
 
 from conveyor.client.output import command, duration, printable, size
 from conveyor.client.wire import RunReply
+from conveyor.domain.model import RunStatus
 from conveyor.domain.run_waits import RunWaitReason
 
 LINE_INTERVAL = 3.0
@@ -132,6 +133,14 @@ def describe(run: RunReply) -> str:
     if run.waiting is not None and run.waiting.reason not in AT_WORK:
         return f"waiting: {printable(run.waiting.reason).replace('_', ' ')}"
     return printable(run.status)
+
+
+def describe_briefly(run: RunReply) -> str:
+    """Say the state of a run and, where it works as fast as it may, what bounds it."""
+    state = describe(run)
+    if run.waiting is not None and state == RunStatus.RUNNING:
+        state += f": {printable(run.waiting.reason).replace('_', ' ')}"
+    return state
 
 
 def why_waiting(run: RunReply) -> str:
@@ -368,7 +377,7 @@ class BarView(OneLineProgress):
         _advance(
             self,
             run,
-            state=Text(describe(run), "bold"),
+            state=Text(describe_briefly(run), "bold"),
             counts=Text(f"{stats.completed:,}/{stats.total:,}"),
             successful=Text(f"{stats.successful:,} ok", "green"),
             failed=Text(f"{stats.failed:,} failed", "red" if stats.failed else ""),

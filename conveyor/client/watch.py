@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import anyio
 
+from conveyor.aio.concurrency import unwrap
 from conveyor.client.api import Api, StreamedRun
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import command, count, duration, printable
@@ -107,7 +108,7 @@ class _Stream:
         heard = False
         if not self._is_given:
             return heard
-        with anyio.move_on_after(OPENING_SECONDS) as opening:
+        with anyio.move_on_after(OPENING_SECONDS) as opening, unwrap():
             async with anyio.create_task_group() as group:
                 try:
                     async for run, event_id in self._events():

@@ -55,15 +55,16 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
 class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run as one worker sees it.
 
-    `in_flight` counts the messages in hand, `buffered` those that wait here for a permit, `put_off`
-    the rows that the worker left until later. The job allows `limit` calls at a time, of which
-    `ceiling` are left while its gateway refuses for load. `reason` is what keeps the worker from
-    calling more for it, since `since` and, where it is known, until `until`, in milliseconds since
-    the epoch.
+    `in_flight` counts the messages in hand, `calling` the calls under way for them, `buffered`
+    those that wait here for a permit, `put_off` the rows that the worker left until later. The job
+    allows `limit` calls at a time, of which `ceiling` are left while its gateway refuses for load.
+    `reason` is what keeps the worker from calling more for it, since `since` and, where it is
+    known, until `until`, in milliseconds since the epoch.
     """
 
     run_id: str
     in_flight: int = 0
+    calling: int = 0
     buffered: int = 0
     put_off: int = 0
     permits: int = 0
@@ -101,6 +102,10 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     def is_stale(self, now: int) -> bool:
         """Tell whether the report is older than STALE_AFTER heartbeats."""
         return self._age(now) > STALE_AFTER
+
+    def is_overdue(self, now: int) -> bool:
+        """Tell whether the next report should be there."""
+        return self._age(now) > 1
 
     @property
     def kept_for(self) -> float:
@@ -248,17 +253,17 @@ def _held_by_workers(run: Run, crew: Crew, now: int) -> list[Hold]:
     sights = [sight for sight in crew.sights(run.run_id) if not sight[0].is_silent(now)]
     by_reason: dict[RunWaitReason, list[Sight]] = defaultdict(list)
     for worker, lane in sights:
-        if lane.reason is not None and (lane.until is None or lane.until > now):
+        if lane.reason is not None and _goes_on(worker, lane, now):
             by_reason[lane.reason].append((worker, lane))
     in_hand = sum(lane.in_flight + lane.buffered for _, lane in sights)
     left = run.stats.total - run.stats.completed - in_hand
     waits = {one: by_reason.pop(one) for one in _ALL_WAIT if one in by_reason}
     put_off = sum(lane.put_off for seen in waits.values() for _, lane in seen)
-    # A row at work, or one that nobody put off or that is due by now, does not wait.
+    # A row at work, or one that nobody had put off, does not wait.
     if not in_hand and put_off >= left:
         if len(waits) > 1:
             waits = {RunWaitReason.RETRY_BACKOFF: list(chain.from_iterable(waits.values()))}
-        by_reason.update(waits)
+        by_reason.update({reason: _at_most(left, seen) for reason, seen in waits.items()})
     if left <= 0:
         by_reason.pop(RunWaitReason.MAX_INFLIGHT, None)
     if left <= 0 or not _are_full(workers, sights):
@@ -271,6 +276,24 @@ def _held_by_workers(run: Run, crew: Crew, now: int) -> list[Hold]:
 
 _ALL_WAIT = (RunWaitReason.HOST_CLOSED, RunWaitReason.RETRY_BACKOFF, RunWaitReason.CLAIMS_HELD)
 """The reasons that say of every row left that it waits."""
+
+
+def _goes_on(worker: WorkerReport, lane: LaneReport, now: int) -> bool:
+    """Tell whether a reason still holds. Of rows that are put off only the first is known: once it
+    is due the others wait on, until the next report tells more."""
+    if lane.until is None or lane.until > now:
+        return True
+    return lane.reason in _ALL_WAIT and not worker.is_overdue(now)
+
+
+def _at_most(rows: int, seen: Sequence[Sight]) -> list[Sight]:
+    """Count at most so many rows as put off: some may have ended since the reports."""
+    counted = []
+    for worker, lane in seen:
+        put_off = min(rows, lane.put_off)
+        rows -= put_off
+        counted.append((worker, msgspec.structs.replace(lane, put_off=put_off)))
+    return counted
 
 
 def _are_full(workers: Sequence[WorkerReport], sights: Sequence[Sight]) -> bool:
@@ -291,7 +314,8 @@ def _hold(
         detail += f"; so it was more than {STALE_AFTER} heartbeats ago"
     ends = [lane.until for _, lane in seen if lane.until is not None]
     since = min(lane.since for _, lane in seen)
-    return Hold(reason, since, detail, min(ends) if ends else None)
+    end = min(ends, default=0)
+    return Hold(reason, since, detail, end if end > now else None)
 
 
 # -- the sentences --
@@ -344,7 +368,7 @@ def _max_inflight(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> st
 
 
 def _slots(seen: Sequence[Sight], workers: Sequence[WorkerReport]) -> str:
-    slots, own = sum(one.slots for one in workers), sum(lane.in_flight for _, lane in seen)
+    slots, own = sum(one.slots for one in workers), sum(lane.calling for _, lane in seen)
     of = f"{_counted(slots, 'slot')} of {_counted(len(workers), 'worker')}"
     return f"every slot is taken: {of}, {own:,} of them by this run"
 

@@ -23,7 +23,9 @@ LOST_FOR = 10.0
 """Seconds for which a queue counts as lost after it was last missing, unless it gives messages: a
 young one may seem to be there and empty in between."""
 MOST_INSTANTS = 4_000
-"""Seconds that are told apart among the instants until which rows of a run are put off."""
+"""Instants that are told apart of those until which rows of a run are put off."""
+EXACT_INSTANTS = 1_000
+"""Of these, the ones that are kept as they are; the others are rounded down to whole seconds."""
 
 
 class Lane:
@@ -165,37 +167,40 @@ class Lane:
 
 
 class PutOffRows:
-    """The rows of a run that this worker left until later, counted by the second in which they are
-    due and the reason; None is another's claim. It outlives the lane, whose queue may be empty
-    meanwhile. Beyond MOST_INSTANTS seconds, rows are counted to the last one."""
+    """The rows of a run that this worker left until later, counted by the instant at which they
+    are due and the reason; None is another's claim. It outlives the lane, whose queue may be empty
+    meanwhile. Beyond EXACT_INSTANTS, rows are counted by the second, and beyond MOST_INSTANTS to
+    the last instant before they are due."""
 
-    __slots__ = ("_by_second",)
+    __slots__ = ("_by_instant",)
 
     def __init__(self) -> None:
-        self._by_second: dict[int, Counter[WaitReason | None]] = {}
+        self._by_instant: dict[float, Counter[WaitReason | None]] = {}
 
     def add(self, now: float, due: float, why: WaitReason | None) -> None:
         """Note that a row is left until `due`."""
-        second = math.ceil(due)
-        if second not in self._by_second and len(self._by_second) >= MOST_INSTANTS:
+        # Rounded down: a row must not count any more once it may be tried and put off again.
+        instant = due if len(self._by_instant) < EXACT_INSTANTS else float(math.floor(due))
+        if instant not in self._by_instant and len(self._by_instant) >= MOST_INSTANTS:
             self.forget_due(now)
-            if len(self._by_second) >= MOST_INSTANTS:
-                second = max(self._by_second)
-        self._by_second.setdefault(second, Counter())[why] += 1
+            if len(self._by_instant) >= MOST_INSTANTS:
+                before = (one for one in self._by_instant if one <= due)
+                instant = max(before, default=now)
+        self._by_instant.setdefault(instant, Counter())[why] += 1
 
     def forget_due(self, now: float) -> None:
         """Forget the rows that are due."""
-        for second in [second for second in self._by_second if second <= now]:
-            del self._by_second[second]
+        for instant in [instant for instant in self._by_instant if instant <= now]:
+            del self._by_instant[instant]
 
     def by_reason(self) -> Counter[WaitReason | None]:
         """Count the rows by reason."""
-        return sum(self._by_second.values(), Counter[WaitReason | None]())
+        return sum(self._by_instant.values(), Counter[WaitReason | None]())
 
     @property
     def first_due(self) -> float | None:
-        """The moment, in whole seconds, at which the first row is due."""
-        return min(self._by_second, default=None)
+        """The moment at which the first row is due."""
+        return min(self._by_instant, default=None)
 
 
 class Lanes:

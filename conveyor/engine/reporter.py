@@ -135,6 +135,7 @@ class WorkerReporter:
         seen = LaneReport(
             run_id=lane.run_id,
             in_flight=max(0, lane.busy - lane.probing),
+            calling=len(lane.scopes),
             buffered=len(lane.buffer),
             permits=permits.permits,
             limit=lane.limit,

@@ -40,7 +40,7 @@ def told(wire: Wire, api: str, job_id: str, reason: RunWaitReason, *others: RunW
         assert shown["waiting"]["reason"] == reason
     page = httpx.get(f"{api.removesuffix('/v1')}/dashboard/jobs/{job_id}", trust_env=False)
     if page.status_code != 404:  # a fleet serves no pages
-        assert f"Waiting because: {reason.replace('_', ' ')}" in page.text
+        assert f">{reason.replace('_', ' ')}, since " in page.text
     watched, explained = anyio.run(_said, api, job_id)
     detail = run["waiting"]["detail"]
     assert f"; waiting because {reason}: {detail}" in watched, watched

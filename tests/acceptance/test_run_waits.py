@@ -22,6 +22,7 @@ from tests.acceptance.support_held import HeldCalls, held_server
 from tests.acceptance.support_site import in_background
 from tests.acceptance.support_waits import nothing_holds, told
 from tests.acceptance.support_wire import KEY, Wire, eventually
+from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 extended = pytest.mark.extended
@@ -76,6 +77,26 @@ def test_slots_that_are_taken_and_a_pause_that_comes_first(tmp_path: Path) -> No
         assert wire.ask("POST", f"/jobs/{job}/pause")["waiting"]["reason"] == R.PAUSED
         told(wire, server.base_url, job, R.PAUSED)
         assert wire.ask("POST", f"/jobs/{job}/resume")["waiting"]["reason"] == R.SLOTS
+
+
+@extended
+def test_a_reader_that_leaves_while_a_run_is_watched_ends_it_in_silence(tmp_path: Path) -> None:
+    with held(tmp_path) as (server, wire, _):
+        job = wire.submit(pages(server, "watched", 3), max_inflight=2)["job_id"]
+        with subprocess.Popen(
+            [*CLIENT, "watch", job],
+            env=environment(server),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as watching:
+            assert watching.stdout is not None
+            assert watching.stderr is not None
+            assert watching.stdout.readline().startswith("running: 0/3 done")
+            watching.stdout.close()
+            # The next line comes while the stream is followed.
+            assert watching.wait(SECONDS) == 1
+            assert watching.stderr.read() == ""
 
 
 @extended

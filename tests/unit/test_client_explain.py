@@ -43,6 +43,11 @@ def test_each_reason_is_told_with_what_helps(reason: RunWaitReason) -> None:
     assert found.words == helping.get(reason, ("watch", "J"))
 
 
+def test_slots_of_a_development_server_are_told_of_too() -> None:
+    wait = RunWaitReply(reason=RunWaitReason.SLOTS, detail="every slot is taken")
+    assert "conveyor-dev --workers N" in explain(job(run(waiting=wait))).helps
+
+
 SCHEDULE = ScheduleReply(at="2026-01-01T00:00:00Z")
 
 

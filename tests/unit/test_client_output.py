@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from conveyor.client.output import (
     shorten,
     to_the_minute_or_second,
 )
+from conveyor.client.program import FAILED, Failure, guarded
 
 
 @given(st.text())
@@ -112,3 +114,23 @@ def test_counts_and_cuts() -> None:
         "2,000 files",
     )
     assert (shorten("abcd", 4), shorten("abcde", 4)) == ("abcd", "abc…")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (BrokenPipeError(), ""),
+        (Failure("it broke"), "conveyor: it broke\n"),
+        (OSError(28, "No space left on device"), "conveyor: No space left on device\n"),
+    ],
+    ids=["reader left", "failure", "full disk"],
+)
+def test_what_breaks_in_a_task_group_is_told_as_by_itself(
+    error: Exception, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def broken() -> None:
+        raise ExceptionGroup("unhandled errors", [ExceptionGroup("inner", [error])])
+
+    assert guarded(broken, "conveyor", []) == FAILED
+    assert capsys.readouterr().err == told

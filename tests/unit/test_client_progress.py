@@ -274,3 +274,10 @@ def test_a_run_that_waits_says_why_and_one_at_its_cap_is_running_all_the_same() 
     first, second = stream.getvalue().splitlines()
     assert first.endswith("; waiting because max_inflight: the cap is in use: 2 of 2")
     assert second.endswith("; waiting because no_worker: no worker has said a word")
+
+
+@pytest.mark.parametrize(("reason", "told"), [("max_inflight", "max inflight"), ("slots", "slots")])
+def test_the_bar_says_what_bounds_a_run_that_works(reason: str, told: str) -> None:
+    bounded = run(40, 100, waiting=RunWaitReply(reason=reason, detail="it is in use"))
+    for width in (60, 80, 120):
+        assert f"running: {told} " in draw(bounded, stream=io.StringIO(), width=width)

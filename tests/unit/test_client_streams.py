@@ -63,6 +63,22 @@ async def test_a_stream_is_followed_to_its_end_without_a_poll() -> None:
     assert lines[-1].startswith("completed: 2/2 done, 2 ok")
 
 
+class ClosedPipe(io.StringIO):
+    """A stream whose reader leaves after the first line."""
+
+    def write(self, text: str) -> int:
+        if "\n" in self.getvalue():
+            raise BrokenPipeError
+        return super().write(text)
+
+
+async def test_a_reader_that_leaves_in_the_middle_of_a_stream_is_no_group_of_errors() -> None:
+    with scripted(stream(("run", 1, HALF), ("run", 2, DONE))) as server:
+        async with connect(server.origin, KEY, YieldingPace()) as api:
+            with pytest.raises(BrokenPipeError):
+                await follow(api, LIVE, LineView(ClosedPipe()))
+
+
 @pytest.mark.parametrize(
     "answer",
     [

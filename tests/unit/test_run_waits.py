@@ -104,7 +104,7 @@ CASES: dict[RunWaitReason, tuple[Run, Crew, str]] = {
     ),
     R.SLOTS: (
         run(),
-        crew(worker(lane(R.SLOTS, in_flight=1), in_use=4), worker(name="V", in_use=4)),
+        crew(worker(lane(R.SLOTS, in_flight=9, calling=1), in_use=4), worker(name="V", in_use=4)),
         "every slot is taken: 8 slots of 2 workers, 1 of them by this run",
     ),
 }
@@ -134,9 +134,11 @@ def test_each_reason_is_told_with_its_numbers(reason: RunWaitReason) -> None:
         (run(done=100), crew(worker(lane(R.QUEUE_LOST)))),
         (run(), crew(worker(lane(R.RETRY_BACKOFF, put_off=89), lane(in_flight=0)), worker(
             lane(in_flight=1), name="V"))),
-        (run(), crew(worker(lane(R.RETRY_BACKOFF, put_off=90, until=NOW)))),
-        (run(done=95), crew(worker(lane(R.RETRY_BACKOFF, put_off=3, until=NOW)), worker(
-            lane(R.RETRY_BACKOFF, put_off=2, until=LATER), name="V"))),
+        (run(), crew(worker(lane(R.PERMITS_CLOSED, until=NOW)))),
+        (run(), crew(worker(lane(R.RETRY_BACKOFF, put_off=90, until=NOW), age=BEAT + 1))),
+        (run(done=95), crew(
+            worker(lane(R.RETRY_BACKOFF, put_off=3, until=NOW), age=BEAT + 1),
+            worker(lane(R.RETRY_BACKOFF, put_off=2, until=LATER), name="V"))),
         (run(done=95), crew(worker(lane(R.HOST_CLOSED, put_off=4, until=LATER)))),
         (run(done=95), crew(worker(lane(R.CLAIMS_HELD, put_off=4, until=LATER)))),
         (run(), crew(worker(lane(R.SLOTS), in_use=4), worker(lane(), name="V", in_use=4))),
@@ -147,8 +149,8 @@ def test_each_reason_is_told_with_its_numbers(reason: RunWaitReason) -> None:
     ],
     ids=[
         "ended", "idle", "nothing known", "heard of late", "one of two silent", "another run",
-        "all in hand", "all done", "one at work", "due by now", "some due by now",
-        "some of other hosts", "some under no claim", "a lane with room",
+        "all in hand", "all done", "one at work", "open by now", "due by now",
+        "some due by now", "some of other hosts", "some under no claim", "a lane with room",
         "a worker with a free slot", "claims lapsed", "rows written", "rows copied",
     ],
 )  # fmt: skip
@@ -200,6 +202,17 @@ def test_hosts_that_cool_down_are_told_only_if_all_rows_left_are_theirs() -> Non
     assert (wait.reason, wait.until) == (R.RETRY_BACKOFF, LATER - 1)
     assert wait.detail == "every task left waits for its next attempt: 5 tasks"
     assert wait.others == ()
+
+
+@pytest.mark.parametrize("reason", [R.RETRY_BACKOFF, R.HOST_CLOSED, R.CLAIMS_HELD])
+def test_rows_that_wait_are_told_until_the_next_report(reason: RunWaitReason) -> None:
+    seen = worker(lane(reason, put_off=90, until=NOW - 1), age=BEAT)
+    wait = run_wait(run(), crew(seen), NOW)
+    assert wait is not None
+    assert (wait.reason, wait.until) == (reason, None)
+    fewer = run_wait(run(done=97), crew(seen), NOW)
+    assert fewer is not None
+    assert fewer.detail.endswith(": 3 tasks")
 
 
 def test_workers_that_wait_for_several_reasons_make_one_of_all_rows_left() -> None:

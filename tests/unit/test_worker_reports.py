@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,25 @@ from conveyor.aio.outages import Outages
 from conveyor.dev.permits import MemoryPermits, MemoryWorkers
 from conveyor.dev.queues import LocalSignals
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import DispatchableRun, Problem, TaskFailure, WaitReason
-from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport, encode_report
+from conveyor.domain.model import (
+    DispatchableRun,
+    Problem,
+    Run,
+    RunStats,
+    RunStatus,
+    TaskFailure,
+    WaitReason,
+)
+from conveyor.domain.run_waits import (
+    Crew,
+    LaneReport,
+    RunWaitReason,
+    WorkerReport,
+    encode_report,
+    run_wait,
+)
 from conveyor.engine.discovery import Discovery, DiscoveryOptions
-from conveyor.engine.lanes import LOST_FOR, MOST_INSTANTS, PutOffRows
+from conveyor.engine.lanes import EXACT_INSTANTS, LOST_FOR, MOST_INSTANTS, PutOffRows
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.worker import Beside, Worker
 from conveyor.ports.gateway import Absence, ScrapeFailed, Shared
@@ -70,6 +86,7 @@ async def test_a_run_at_its_cap_and_one_without_a_slot() -> None:
         capped, wide = seen(report, "capped"), seen(report, "wide")
         assert (capped.reason, capped.in_flight, capped.limit) == (R.MAX_INFLIGHT, 2, 2)
         assert (wide.reason, wide.in_flight, wide.limit) == (R.SLOTS, 2, 100)
+        assert (capped.calling, wide.calling) == (2, 2)
         await world.clock.advance(30.0)
         assert seen(teller.report(), "wide").since == began
 
@@ -179,6 +196,37 @@ async def test_rows_that_wait_are_told_of_after_their_lane_was_let_go() -> None:
         await world.clock.advance(120.0)
         assert teller.report().lanes == ()
         assert not world.dispatcher.lanes.put_off
+
+
+async def test_rows_that_always_fail_are_counted_once_each_and_told_at_every_look() -> None:
+    world = World(slots=20, duration=lasting(0.05))
+    delays = itertools.cycle([0.4, 0.9, 1.7, 3.2, 2.3, 0.6, 4.1])
+    world.tasks.outcome = lambda _delivery: Outcome(
+        hide_for=next(delays), waiting=WaitReason.BACKOFF
+    )
+    shown = Run(
+        run_id="R", job_id="J", run_sequence=1, created_at=0, updated_at=0,
+        status=RunStatus.RUNNING, stats=RunStats(total=5),
+    )  # fmt: skip
+    looks = 0
+    async with world.running():
+        teller = reporter(world)
+        await world.submit("R", 5)
+        await world.clock.advance(1.4)
+        for _ in range(30):
+            report = teller.report()
+            lane = seen(report, "R")
+            assert lane.put_off + lane.in_flight <= 5
+            while world.clock.now() < report.said_at + 1_000:
+                now = world.clock.now()
+                wait = run_wait(shown, Crew([report], heard_at=now, heartbeat=HEARTBEAT), now)
+                if lane.put_off == 5:
+                    assert wait is not None
+                    assert wait.reason is R.RETRY_BACKOFF
+                    assert wait.until is None or wait.until > now
+                    looks += 1
+                await world.clock.advance(0.25)
+    assert looks > 60
 
 
 async def test_a_message_that_something_broke_is_no_row_that_waits() -> None:
@@ -354,6 +402,17 @@ def test_rows_beyond_so_many_seconds_are_counted_to_the_last_one() -> None:
     rows.forget_due(float(MOST_INSTANTS - 1))
     assert rows.by_reason() == {WaitReason.BACKOFF: 501}
     rows.forget_due(float(MOST_INSTANTS))
+    assert rows.first_due is None
+
+
+def test_rows_are_counted_until_they_are_due_and_not_after() -> None:
+    rows = PutOffRows()
+    for number in range(EXACT_INSTANTS + 3):
+        rows.add(0.0, 2.25 + number / 10_000, WaitReason.BACKOFF)
+    rows.forget_due(2.25)
+    assert rows.by_reason().total() == EXACT_INSTANTS - 1
+    assert rows.first_due == pytest.approx(2.2501)
+    rows.forget_due(2.25 + EXACT_INSTANTS / 10_000)
     assert rows.first_due is None
 
 
