@@ -147,7 +147,7 @@ async def open_role(
 
 
 def _api_keys(settings: Settings) -> ApiKeys:
-    """Open what the callers of an API are known by. Raises ConveyorError for what is unusable,
+    """Open the keys of an API's callers. Raises ConveyorError for what is unusable,
     before anything else is opened."""
     keys = open_api_keys(settings.api_keys)
     session_options(settings)
@@ -277,7 +277,8 @@ def _protection(
 def _stuck(
     lag: LoopLag, worker: Worker | None, gateway: WatchedGateway | None
 ) -> Callable[[], str]:
-    """Return what says why only a new process helps; "" while nothing does."""
+    """Build the check that names the reason to replace the process; it returns "" while there is
+    none."""
     if worker is None or gateway is None:
         return lag.trouble
     turning, calls = worker.lag, gateway

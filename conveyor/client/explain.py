@@ -21,8 +21,8 @@ ON_THE_HOST = frozenset({"worker", "admin"})
 
 
 class Explanation(NamedTuple):
-    """What is so, what helps (empty if nothing is to be done), and the words of the `conveyor`
-    command for it."""
+    """The state of a job, the way to help it (empty if nothing is to be done), and the words of the
+    `conveyor` command for that."""
 
     why: str
     helps: str = ""

@@ -48,8 +48,8 @@ class ReporterOptions:
 
 
 class _Reason(NamedTuple):
-    """What keeps a lane, since and until moments in monotonic seconds. The begin is None where it
-    is the first look that found it."""
+    """The reason that keeps a lane, with its begin and end in monotonic seconds. The begin is None
+    where this look was the first that found it."""
 
     reason: RunWaitReason
     since: float | None = None

@@ -1,4 +1,4 @@
-"""The ports of what ends by itself: file inputs and exports, a row each.
+"""The ports of records that expire: file inputs and exports, a row each.
 
 An export is removed with its run.
 """

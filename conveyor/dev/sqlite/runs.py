@@ -61,7 +61,7 @@ _KINDS = {
     True: ("live_", "runs.status IN ('running', 'pending')"),
     False: ("ended_", "runs.status NOT IN ('running', 'pending', 'deleted')"),
 }
-"""What the names of the indexes of runs by their change begin with, and what they hold."""
+"""The first part of the name, and the condition, of each index of runs by their change."""
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""Who looks at a page: the developer on this machine, or somebody who signed in.
+"""The viewers of pages: the developer on this machine, or somebody who signed in.
 
 The API key of a person lies, sealed, in a cookie of the browser, which counts for pages alone. It
 is asked for anew with each request: a key that is no longer accepted is signed out.

@@ -1,4 +1,4 @@
-"""The ports of what ends by itself: file inputs and exports.
+"""The ports of records that expire: file inputs and exports.
 
 A file input is one item, with the slot as one JSON text and the size of its upload. An export is
 one item too, with a mark beside its job. Every write of an export is a transaction that also checks

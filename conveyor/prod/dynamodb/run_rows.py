@@ -290,7 +290,7 @@ def counters(stats: RunStats, groups: Mapping[str, GroupCount]) -> Item:
 
 
 class State(NamedTuple):
-    """What decides in which partitions of the indexes a run lies."""
+    """The part of a run that decides in which partitions of the indexes it lies."""
 
     status: RunStatus
     paused: bool
