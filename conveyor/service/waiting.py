@@ -29,7 +29,8 @@ _log = logging.getLogger("conveyor.service")
 
 
 class RunWaits:
-    """Finds the reasons why runs wait. `heartbeat` is that of the workers, in seconds, until one was heard."""
+    """Finds the reasons why runs wait. `heartbeat` is that of the workers, in seconds, until one
+    was heard."""
 
     def __init__(self, workers: Workers, clock: Clock, *, heartbeat: float) -> None:
         self._workers = workers
