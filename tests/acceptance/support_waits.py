@@ -17,6 +17,7 @@ from conveyor.client.watch import follow, latest_run
 from conveyor.clock import SystemClock
 from conveyor.domain.run_waits import RunWaitReason
 from tests.acceptance.support_wire import KEY, Wire, eventually
+from tests.patient import SECONDS
 
 
 def told(wire: Wire, api: str, job_id: str, reason: RunWaitReason, *others: RunWaitReason) -> Any:
@@ -38,7 +39,9 @@ def told(wire: Wire, api: str, job_id: str, reason: RunWaitReason, *others: RunW
         jobs[job_id]["latest_run"],
     ):
         assert shown["waiting"]["reason"] == reason
-    page = httpx.get(f"{api.removesuffix('/v1')}/dashboard/jobs/{job_id}", trust_env=False)
+    page = httpx.get(
+        f"{api.removesuffix('/v1')}/dashboard/jobs/{job_id}", trust_env=False, timeout=SECONDS
+    )
     if page.status_code != 404:  # a fleet serves no pages
         assert f">{reason.replace('_', ' ')}, since " in page.text
     watched, explained = anyio.run(_said, api, job_id)

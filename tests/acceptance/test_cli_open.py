@@ -13,6 +13,7 @@ import pytest
 
 from conveyor.testing.server import ConveyorServer
 from tests.acceptance.support_wire import KEY
+from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -42,12 +43,13 @@ def test_open_names_the_page_of_a_job_to_the_browser(
         headers={"X-API-Key": KEY},
         json={"tasks": [{"url": conveyor_server.url("page")}]},
         trust_env=False,
+        timeout=SECONDS,
     ).json()
     address = f"{origin}/dashboard/jobs/{made['job_id']}"
     code, said, errors = opened(conveyor_server, "last", browser=f"{browser} %s")
     assert (code, said, errors) == (0, f"{address}\n", "")
     assert seen.read_text() == f"{address}\n"
-    shown = httpx.get(address, trust_env=False)
+    shown = httpx.get(address, trust_env=False, timeout=SECONDS)
     assert (shown.status_code, made["job_id"] in shown.text) == (200, True)
 
 

@@ -25,6 +25,7 @@ from tests.acceptance.support_dashboard import (
     seed,
 )
 from tests.acceptance.support_wire import eventually, target
+from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -383,7 +384,7 @@ def test_a_name_without_spaces_makes_no_page_wide(browser: Browser, seeded: Seed
 
 def streams(origin: str) -> float:
     """Streams that the server has open."""
-    metrics = httpx.get(f"{origin}/metrics", trust_env=False).text
+    metrics = httpx.get(f"{origin}/metrics", trust_env=False, timeout=SECONDS).text
     found = re.search(r"^conveyor_streams (\S+)$", metrics, re.MULTILINE)
     assert found is not None
     return float(found[1])

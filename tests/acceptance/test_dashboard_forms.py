@@ -17,6 +17,7 @@ from conveyor.domain.api_keys import key_hash
 from conveyor.http.pages.session import COOKIE
 from tests.acceptance.support_dashboard import Seeded, chromium, dashboard, reader
 from tests.acceptance.support_wire import KEY, target
+from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.extended]
 
@@ -126,7 +127,7 @@ def test_a_page_of_another_port_of_this_machine_changes_nothing(
 ) -> None:
     seeded.submit("aimed", [target("aim", hang=1)], name="Aimed at")
     path = f"/dashboard/jobs/{seeded.jobs['aimed']}/stop"
-    token = httpx.get(f"{seeded.origin}/dashboard/bulk?action=stop").text
+    token = httpx.get(f"{seeded.origin}/dashboard/bulk?action=stop", timeout=SECONDS).text
     token = token.partition('name="token" value="')[2][:64]
     with (
         dashboard(tmp_path / "other") as other,

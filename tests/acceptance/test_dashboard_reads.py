@@ -12,6 +12,7 @@ import pytest
 from tests.acceptance.support_dashboard import Seeded, dashboard
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_wire import KEY, target
+from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -35,7 +36,7 @@ def pages_of(seeded: Seeded, label: str) -> dict[str, str]:
     """Pages of a run, by what they show."""
     run = seeded.run_of(label)
     [task, *_] = seeded.tasks(label, limit="1")
-    found = httpx.get(f"{seeded.origin}{run}.json", trust_env=False).json()
+    found = httpx.get(f"{seeded.origin}{run}.json", trust_env=False, timeout=SECONDS).json()
     group = found["groups"][-1]["group"]
     return {
         "run": run,
@@ -59,7 +60,7 @@ LISTS = {
 
 def counted(origin: str, metric: str) -> float:
     """The sum of a metric over its labels."""
-    text = httpx.get(f"{origin}/metrics", trust_env=False).text
+    text = httpx.get(f"{origin}/metrics", trust_env=False, timeout=SECONDS).text
     found = re.findall(rf"^{metric}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 
@@ -149,7 +150,9 @@ def test_lists_of_many_jobs_read_no_more_than_those_of_few(
         "one job": "/dashboard/jobs?name=job+1050",
     }
     assert max(rows(seeded.origin, filtered).values()) <= MOST_FILTERED
-    page = httpx.get(f"{seeded.origin}/dashboard/jobs?name=none", trust_env=False).text
+    page = httpx.get(
+        f"{seeded.origin}/dashboard/jobs?name=none", trust_env=False, timeout=SECONDS
+    ).text
     assert "0 found, 1,000 looked through; there are more to look through" in page
 
 

@@ -12,6 +12,7 @@ import pytest
 from zenrows.batch.models import RerunJobResponse
 
 from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -78,7 +79,7 @@ def test_a_rerun_of_two_groups_out_of_five_leaves_all_else_as_it_was(
     healed = [group for group in before["groups"] if group["code"] in ("first", "second")]
     chosen = {group["group"] for group in healed}
     bodies = {
-        row["task_id"]: httpx.get(row["result_url"]).content
+        row["task_id"]: httpx.get(row["result_url"], timeout=SECONDS).content
         for row in rows(http, job_id, status="successful")[:20]
     }
 

@@ -14,6 +14,7 @@ from conveyor.http.pages.session import COOKIE, ROOT, SIGN_IN
 from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_wire import ENDED, KEY, eventually, target
+from tests.patient import SECONDS
 
 pytestmark = [
     pytest.mark.server,
@@ -40,7 +41,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
 
 def signed_in(origin: str, key: str) -> dict[str, str]:
     """Sign in at one api; the headers of a browser from then on."""
-    answer = httpx.post(f"{origin}{SIGN_IN}", data={"key": key}, headers=PROXIED)
+    answer = httpx.post(f"{origin}{SIGN_IN}", data={"key": key}, headers=PROXIED, timeout=SECONDS)
     assert answer.status_code == 303, answer.text
     cookie = answer.headers["Set-Cookie"].partition(";")[0]
     assert cookie.startswith(f"{COOKIE}=")
@@ -70,10 +71,13 @@ def test_a_sign_in_at_one_api_counts_at_the_other(running: RoleFleet, calls: htt
     address = f"{ROOT}/jobs/{job_id}"
     for key in (KEY, OPERATOR):
         headers = signed_in(one, key)
-        page = httpx.get(f"{other}{address}", headers=headers)
+        page = httpx.get(f"{other}{address}", headers=headers, timeout=SECONDS)
         assert (page.status_code, "nightly" in page.text) == (200, True)
         assert key not in page.text
-        assert httpx.get(f"{other}/v1/jobs/{job_id}", headers=headers).status_code == 401
+        assert (
+            httpx.get(f"{other}/v1/jobs/{job_id}", headers=headers, timeout=SECONDS).status_code
+            == 401
+        )
 
     [token] = set(re.findall(r'name="token" value="(\w+)"', page.text))
     [group] = set(re.findall(r'name="group" value="(\w+)"', page.text)) - {
@@ -84,7 +88,7 @@ def test_a_sign_in_at_one_api_counts_at_the_other(running: RoleFleet, calls: htt
         if "gone" in row["url"]
     }
     form = {"token": token, "status": "failed", "group": group}
-    answer = httpx.post(f"{other}{address}/rerun", data=form, headers=headers)
+    answer = httpx.post(f"{other}{address}/rerun", data=form, headers=headers, timeout=SECONDS)
     assert (answer.status_code, answer.headers.get("Location")) == (303, address), answer.text
     eventually(lambda: (run := ended()) and run["run_id"] != first["run_id"], "the rerun")
     stats = calls.get(f"/jobs/{job_id}").json()["latest_run"]["stats"]
@@ -99,7 +103,9 @@ def test_a_sign_in_at_one_api_counts_at_the_other(running: RoleFleet, calls: htt
 def test_strangers_get_the_sign_in_page_of_a_fleet(running: RoleFleet) -> None:
     origin = running.apis[0].info.api.removesuffix("/v1")
     for headers in (PROXIED, {**PROXIED, "Cookie": f"{COOKIE}=AAAA"}):
-        answer = httpx.get(f"{origin}{ROOT}", headers=headers)
+        answer = httpx.get(f"{origin}{ROOT}", headers=headers, timeout=SECONDS)
         assert (answer.status_code, 'name="key"' in answer.text) == (401, True)
-    refused = httpx.post(f"{origin}{SIGN_IN}", data={"key": "of-nobody"}, headers=PROXIED)
+    refused = httpx.post(
+        f"{origin}{SIGN_IN}", data={"key": "of-nobody"}, headers=PROXIED, timeout=SECONDS
+    )
     assert refused.status_code == 401

@@ -19,6 +19,7 @@ from zenrows.batch._typed_dicts import TaskInputDict
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_collector import Collector, attributes, collecting
 from tests.acceptance.support_wire import eventually, target
+from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -73,7 +74,9 @@ def test_each_attempt_is_a_trace_that_links_to_its_submit(
 
 def test_no_attribute_holds_a_url_a_param_or_a_key(tmp_path: Path, collector: Collector) -> None:
     with boot(tmp_path, *FLAGS, **traced(collector)) as server:
-        with httpx.Client(base_url=server.api, headers={"X-API-Key": KEY}) as client:
+        with httpx.Client(
+            base_url=server.api, headers={"X-API-Key": KEY}, timeout=SECONDS
+        ) as client:
             body = {
                 "tasks": [{"url": target("secret-path") + "#secret-part"}],
                 "zenrows_params": {"css_extractor": "secret-extractor", "js_render": "true"},
@@ -117,7 +120,9 @@ def test_the_same_tasks_are_sampled_by_every_process(tmp_path: Path, collector: 
     first = sampled(collector)
     with boot(tmp_path, *FLAGS, **settings) as server:
         httpx.post(
-            f"{server.api}/jobs/{job_id}/rerun", headers={"X-API-Key": KEY}
+            f"{server.api}/jobs/{job_id}/rerun",
+            headers={"X-API-Key": KEY},
+            timeout=SECONDS,
         ).raise_for_status()
         finish(server, job_id)
     again = sampled(collector)
@@ -152,8 +157,8 @@ def test_open_metrics_show_the_latest_traces(tmp_path: Path, collector: Collecto
             finish(server, job_id)
         (root,) = eventually(lambda: collector.roots("attempt") or None, "the trace")
         accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-        shown = httpx.get(f"{server.origin}/metrics", headers=accept).text
-        plain = httpx.get(f"{server.origin}/metrics").text
+        shown = httpx.get(f"{server.origin}/metrics", headers=accept, timeout=SECONDS).text
+        plain = httpx.get(f"{server.origin}/metrics", timeout=SECONDS).text
 
     traced_call = re.search(r'conveyor_gateway_calls_total{outcome="successful"} 1.0 # (.*)', shown)
     assert traced_call is not None, shown
@@ -193,7 +198,7 @@ def sampled(collector: Collector) -> set[str | int]:
 
 def finish(server: Booted, job_id: str) -> None:
     """Wait for the end of the latest run of a job."""
-    with httpx.Client(base_url=server.api, headers={"X-API-Key": KEY}) as client:
+    with httpx.Client(base_url=server.api, headers={"X-API-Key": KEY}, timeout=SECONDS) as client:
         eventually(
             lambda: (
                 client.get(f"/jobs/{job_id}").json()["latest_run"]["status"] == "completed" or None
@@ -204,6 +209,6 @@ def finish(server: Booted, job_id: str) -> None:
 
 def calls(server: Booted) -> int:
     """Return how many calls of the gateway the server has counted."""
-    shown = httpx.get(f"{server.origin}/metrics").text
+    shown = httpx.get(f"{server.origin}/metrics", timeout=SECONDS).text
     counts = re.findall(r"^conveyor_gateway_calls_total{.*} (.*)$", shown, re.MULTILINE)
     return int(sum(map(float, counts)))

@@ -303,7 +303,9 @@ def test_no_job_is_done_sooner_than_at_best(tasks: int, seed: int) -> None:
             report = simulate(made)
             if report.completed == tasks:
                 assert at_best <= report.elapsed_s
-                assert tasks < 60 or cap < 5 or report.elapsed_s < 2 * at_best + 10.0
+                # The others hide messages again and again, and may end by chance alone.
+                is_bounded = report.policy == "reserve" and tasks >= 60 and cap >= 5
+                assert not is_bounded or report.elapsed_s < 2 * at_best + 10.0
 
 
 def test_calls_that_time_out_are_told() -> None:
