@@ -126,7 +126,7 @@ def test_pictures_of_the_documentation(browser: Browser, seeded: Seeded) -> None
                 assert picture.stat().st_size < 150_000
 
 
-@pytest.mark.extended
+@pytest.mark.full
 @pytest.mark.timeout(1_800)
 def test_each_page_among_many_jobs(browser: Browser, tmp_path: Path) -> None:
     with dashboard(tmp_path / "data") as crowded:
