@@ -65,6 +65,12 @@ SCENARIOS = {
         rows=("a body each", "no body (404)", "failures of 50 kinds"),
         extra=("against",),
     ),
+    "traces": Entry(
+        "What do traces cost a task?",
+        repeats=7,
+        tasks=20_000,
+        rows=("not installed", "installed, off", "a ratio of 0.01"),
+    ),
     "results_page": Entry(
         "How long does a page of results take?",
         repeats=5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -40,6 +41,7 @@ def _spellings(secret: str) -> str:
     return "".join(_character(character) for character in secret)
 
 
+@lru_cache(1_024)
 def _character(character: str) -> str:
     encoded = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "replace"))
     digits = "".join(f"[{d}{d.upper()}]" if d in "abcdef" else re.escape(d) for d in encoded)
