@@ -24,6 +24,7 @@ from conveyor.bootstrap.loop import (
 )
 from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.histogram import Histogram
 from conveyor.engine.policy import PolicyFactory
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import LoopLag, Telemetry
@@ -127,8 +128,8 @@ async def open_role(
     else:
         service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
         progress = service.progress
-        _measure_api(telemetry, binding, service, lag)
         limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
+        _measure_api(telemetry, binding, service, lag, took=limits.took)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     stuck = _stuck(lag, worker, watched)
     return RoleRuntime(
@@ -329,6 +330,7 @@ def _measure(
     telemetry.total("store_rows_read", lambda: store.rows_read)
     telemetry.total("store_rows_returned", lambda: store.rows_returned - discarded())
     telemetry.family("aws_calls", lambda: stats.calls.items())
+    telemetry.histogram("aws_seconds", stats.took)
     telemetry.family("aws_retries", lambda: stats.retries.items())
     telemetry.family("aws_throttles", lambda: stats.throttles.items())
     telemetry.family("aws_undone", lambda: stats.undone.items())
@@ -340,8 +342,9 @@ def _measure(
 
 
 def _measure_api(
-    telemetry: Telemetry, binding: ProdBinding, service: Service, lag: LoopLag
+    telemetry: Telemetry, binding: ProdBinding, service: Service, lag: LoopLag, *, took: Histogram
 ) -> None:
+    telemetry.histogram("http_seconds", took)
     results, progress = service.results, service.progress
     _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
     telemetry.gauge("streams", lambda: progress.streams)

@@ -120,9 +120,9 @@ class TaskPorts:
 class ClaimedTask(Held):
     """A task in work, from its claim to its settlement. `trace` records it if it is sampled.
 
-    `note` is that of its call in the ledger of calls. Once the gateway has answered, `settlement`
-    is to be written, and before it `body` to be stored under `blob_key`, unless `stored` says that
-    it is. `error` says what came in the way.
+    `note` is that of its call in the ledger of calls. Once the gateway has answered, at the
+    monotonic time `answered_at`, `settlement` is to be written, and before it `body` to be stored
+    under `blob_key`, unless `stored` says that it is. `error` says what came in the way.
     """
 
     task: Task
@@ -130,6 +130,7 @@ class ClaimedTask(Held):
     receives: int
     note: int = -1
     started_at: int = 0
+    answered_at: float | None = None
     template: JobTemplate | None = None
     settlement: Settlement = Released()
     blob_key: str = ""
@@ -418,6 +419,8 @@ class TaskHandler(StagedHandler):
         """Call the gateway, and decide on the settlement; return the outcome if there is nothing
         left to settle."""
         held.started_at = self._clock.now()
+        could_begin = max(held.task.created_at, held.task.not_before)
+        self._observer.task_began((held.started_at - could_begin) / 1_000)
         if held.trace is not None:
             await self._link(held.trace, held.task.run_id)
         try:
@@ -440,6 +443,7 @@ class TaskHandler(StagedHandler):
                 return await self._refused(held, failure)
             held.settlement = self._verdict(held, failure)
         finally:
+            held.answered_at = self._clock.monotonic()
             if held.trace is not None:
                 held.trace.part("gateway", held.started_at, self._clock.now())
         return None
@@ -493,6 +497,7 @@ class TaskHandler(StagedHandler):
         )
         if self._outages.awaits_answer:
             self._outages.admit()
+        began, outcome = self._clock.monotonic(), "failed"
         try:
             async with self._gateway.scrape(request) as success:
                 if self._outages.awaits_answer:
@@ -502,10 +507,15 @@ class TaskHandler(StagedHandler):
                     held.body, size = content, len(content)
                 else:
                     size = await self._put(held, content)
+            outcome = "successful"
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
             raise self._broken_off(held, error) from None
+        finally:
+            trace = "" if held.trace is None else held.trace.traceparent
+            took = self._clock.monotonic() - began
+            self._observer.gateway_took(took, outcome, traceparent=trace)
         result = StoredBody(
             blob_key=held.blob_key,
             size=size,
@@ -706,6 +716,8 @@ class TaskHandler(StagedHandler):
     async def _settled(self, held: ClaimedTask, settled: Settled) -> Outcome:
         """Return what follows from a settlement."""
         self._forget(held, ended=True)
+        if held.answered_at is not None:
+            self._observer.task_settled(self._clock.monotonic() - held.answered_at)
         if held.trace is not None:
             failed = isinstance(held.settlement, Failed)
             held.trace.end(self._clock.now(), _trace_attributes(held), failed=failed)
