@@ -64,7 +64,7 @@ from conveyor.ports.tasks import (
     SettleRequest,
     TaskClaims,
 )
-from conveyor.ports.tracing import NO_TRACER, Recording, Tracer
+from conveyor.ports.tracing import NO_TRACER, Recording, Tracer, is_sampled
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
 from conveyor.wire.errors import is_shortage
@@ -91,13 +91,18 @@ _log = logging.getLogger("conveyor.tasks")
 
 
 class TaskOptions(msgspec.Struct, frozen=True):
-    """The worker's name in claims, the length of a claim, and the bounds of work."""
+    """The worker's name in claims, the length of a claim, and the bounds of work.
+
+    Of tasks that ended well, the share `log_ratio` is logged; with `logs_urls` each by its URL.
+    """
 
     worker: str
     visibility: float
     gateway_timeout: float
     max_result_bytes: int
     max_interruptions: int
+    log_ratio: float = 1.0
+    logs_urls: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +316,7 @@ class TaskHandler(StagedHandler):
         self, delivery: Delivery, request: ClaimRequest, claim: Claim
     ) -> ClaimedTask | Outcome:
         message = delivery.message
+        assert isinstance(message, TaskMessage)
         if isinstance(claim, Claimed):
             task = claim.task
             claimed = _HeldClaim(task.claim_number, request.claimed_until)
@@ -329,7 +335,7 @@ class TaskHandler(StagedHandler):
             )
         if claim.run_status is not None:
             settled = Settled(True, claim.run_status)
-            return self._ended(request.run_id, request.task_id, None, settled)
+            return self._ended(message, None, settled)
         return ACKNOWLEDGE
 
     async def _release(self, request: ClaimRequest) -> None:
@@ -721,10 +727,11 @@ class TaskHandler(StagedHandler):
         if held.trace is not None:
             failed = isinstance(held.settlement, Failed)
             held.trace.end(self._clock.now(), _trace_attributes(held), failed=failed)
-        run_id, task_id, settlement = held.task.run_id, held.task.task_id, held.settlement
+        settlement = held.settlement
+        ended = TaskMessage(held.job_id, held.task.run_id, held.task.task_id)
         if isinstance(settlement, Succeeded):
             if settled.applied:
-                return self._ended(run_id, task_id, held, settled)
+                return self._ended(ended, held, settled)
             # The claim was lost, or the run deleted: nothing will ever refer to this body.
             await self._blobs.delete(held.blob_key)
             return ACKNOWLEDGE
@@ -732,7 +739,7 @@ class TaskHandler(StagedHandler):
             # What came behind the body made the attempt fail.
             await self._discard(held)
         if isinstance(settlement, Failed):
-            return self._ended(run_id, task_id, held, settled)
+            return self._ended(ended, held, settled)
         if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
         # Not for longer than was meant, if the clock was set back meanwhile.
@@ -740,29 +747,38 @@ class TaskHandler(StagedHandler):
         hide_for = max(0.0, (settlement.not_before - now) / 1000)
         return Outcome(hide_for=hide_for, waiting=settlement.waiting)
 
-    def _ended(
-        self, run_id: str, task_id: str, held: ClaimedTask | None, settled: Settled
-    ) -> Outcome:
+    def _ended(self, ended: TaskMessage, held: ClaimedTask | None, settled: Settled) -> Outcome:
         """Count and log the end of a task; `held` is None for one interrupted too often."""
         if settled.applied:
             is_success = held is not None and isinstance(held.settlement, Succeeded)
-            state = "successful" if is_success else "failed"
-            self._observer.task_ended(state)
-            if _log.isEnabledFor(logging.INFO):
-                event, reason = _last_attempt(held)
-                fields = {
-                    "task_id": task_id,
-                    "run_id": run_id,
-                    "state": state,
-                    "ms": event.ended_at - event.started_at if event is not None else None,
-                    "attempt": event.attempt if event is not None else None,
-                    "url": logged_url(held.task.spec.url) if held is not None else None,
-                    "reason": reason,
-                }
-                _log.info("task ended", extra=fields)
+            self._observer.task_ended("successful" if is_success else "failed")
+            if _log.isEnabledFor(logging.INFO) and (
+                not is_success or is_sampled(ended.task_id, self._options.log_ratio)
+            ):
+                self._log_end(ended, held, "successful" if is_success else "failed")
         if settled.run_status is not None and settled.run_status not in LIVE_RUN_STATES:
-            return self._run_ended(run_id)
+            return self._run_ended(ended.run_id)
         return ACKNOWLEDGE
+
+    def _log_end(self, ended: TaskMessage, held: ClaimedTask | None, state: str) -> None:
+        event, reason = _last_attempt(held)
+        settlement = None if held is None else held.settlement
+        size = settlement.result.size if isinstance(settlement, Succeeded) else None
+        fields = {
+            "task_id": ended.task_id,
+            "run_id": ended.run_id,
+            "job_id": ended.job_id,
+            "state": state,
+            "ms": event.ended_at - event.started_at if event is not None else None,
+            "attempt": event.attempt if event is not None else None,
+            "bytes": size,
+            "url": None if held is None else self._url_to_log(held.task),
+            "reason": reason,
+        }
+        _log.info("task ended", extra=fields)
+
+    def _url_to_log(self, task: Task) -> str | None:
+        return logged_url(task.spec.url) if self._options.logs_urls else None
 
     def _run_ended(self, run_id: str) -> Outcome:
         return Outcome(drop_queue=partial(self._drop_run, run_id))
