@@ -62,7 +62,7 @@ from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
-from conveyor.ports.workers import Workers
+from conveyor.ports.workers import FleetPause, Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import ServiceOptions
@@ -294,7 +294,7 @@ class LoopOptions:
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
     adds workers by it; how many tasks ended, and how events are delivered, for alarms. The worker
     reports what it does once a heartbeat, and each `report_every` seconds if that is less. `tracer`
-    records what is sampled.
+    records what is sampled. Nothing new starts while there is a `pause`.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -303,6 +303,7 @@ class LoopOptions:
     logs_backlog: bool = False
     report_every: float = math.inf
     tracer: Tracer = NO_TRACER
+    pause: FleetPause = field(default_factory=FleetPause)
 
 
 USUAL = LoopOptions()
@@ -385,6 +386,7 @@ def _dispatch_options(
         polling=options.polling,
         picking=options.picking(),
         outages=outages,
+        pause=options.pause,
     )
 
 
@@ -413,7 +415,7 @@ def assemble_worker(
             worker=name,
             telemetry=telemetry,
             outages=outages,
-            tracer=options.tracer,
+            options=options,
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
@@ -423,8 +425,12 @@ def assemble_worker(
     discovery = _discovery(dispatcher, ports, settings, clock)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
+    telemetry.gauge("fleet_paused", lambda: options.pause.since is not None)
     _measure_outages(telemetry, outages)
-    counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
+    counting = []
+    if options.logs_backlog:
+        tell = Backlog(dispatcher.lanes, ports.queues, options.pause).tell
+        counting = [_minutely(tell, clock, what="counting the backlog")]
     about = Reported(dispatcher, policy, outages)
     reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
     return Worker(
@@ -512,7 +518,7 @@ def _task_handler(
     worker: str,
     telemetry: Telemetry,
     outages: Outages,
-    tracer: Tracer,
+    options: LoopOptions,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -524,7 +530,8 @@ def _task_handler(
             gateway=ports.gateway,
             pipeline=ports.pipeline,
             outages=outages,
-            tracer=tracer,
+            tracer=options.tracer,
+            pause=options.pause,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
@@ -702,11 +709,6 @@ def _schedule_ticker(
     telemetry.gauge("fire_late_seconds", lambda: scheduler.late)
     what = "the look for due schedules"
     return Ticker(scheduler.fire, clock, interval=settings.schedule_interval, what=what)
-
-
-def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:
-    tell = Backlog(dispatcher.lanes, queues).tell
-    return _minutely(tell, clock, what="counting the backlog")
 
 
 def _minutely(tell: Callable[[], Awaitable[None]], clock: Clock, *, what: str) -> Ticker:

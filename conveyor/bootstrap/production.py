@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from conveyor.engine.tracing import OpenTelemetryTracer
     from conveyor.prod.admin.administration import Administration
     from conveyor.prod.admin.dead_letters import DeadLetters
+    from conveyor.prod.admin.run_look import RunLook
     from conveyor.prod.aws.calls import Aws
     from conveyor.prod.binding import ProdBinding
     from conveyor.prod.dynamodb.store import DynamoStore
@@ -123,7 +124,12 @@ async def open_role(
     if api_keys is None:
         watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
-        options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
+        options = LoopOptions(
+            policy=policy,
+            logs_backlog=True,
+            tracer=tracer or NO_TRACER,
+            pause=binding.pause,
+        )
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
         service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
@@ -191,6 +197,16 @@ async def open_records(settings: Settings, clock: Clock) -> AsyncIterator[Dynamo
 
     async with open_records(_options(settings), clock) as store:
         yield store
+
+
+async def look_at_run(settings: Settings, run_id: str, clock: Clock) -> RunLook:
+    """Look at a run for an administrator. Raises ConveyorError(not_found)."""
+    with _extra():
+        from conveyor.prod.admin.run_look import look_at_run
+        from conveyor.prod.binding import open_fleet
+
+    async with open_fleet(_options(settings), clock) as fleet:
+        return await look_at_run(fleet, run_id, clock, heartbeat=settings.heartbeat)
 
 
 def _worker(

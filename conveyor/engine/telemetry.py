@@ -33,6 +33,7 @@ from conveyor.aio.log_output import lost_lines
 from conveyor.domain.histogram import CALL, STORE, WAIT, Histogram
 from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
+from conveyor.ports.workers import FleetPause
 
 MOST = 1_000
 """Most queues asked for one count: if there are more, those asked longest ago."""
@@ -53,9 +54,12 @@ class MessageCounter(Protocol):
 class Backlog:
     """Count the messages in the queues of open lanes."""
 
-    def __init__(self, lanes: Lanes, queues: MessageCounter) -> None:
+    def __init__(
+        self, lanes: Lanes, queues: MessageCounter, pause: FleetPause | None = None
+    ) -> None:
         self._lanes = lanes
         self._queues = queues
+        self._pause = pause or FleetPause()
         self._counts: dict[str, int] = {}
 
     async def tell(self) -> None:
@@ -80,7 +84,9 @@ class Backlog:
 
     def runnable(self) -> int:
         """Return how many of the counted messages may be worked at a time: of each job at most as
-        many as its limit, whatever else waits."""
+        many as its limit, whatever else waits, and none while the fleet is paused."""
+        if self._pause.since is not None:
+            return 0
         waiting: Counter[str] = Counter()
         limits: dict[str, int] = {}
         for lane in self._lanes:
@@ -219,6 +225,11 @@ METRICS: dict[str, MetricInfo] = {
     ),
     "away": MetricInfo(
         GAUGE, "Shared things, the result store among them, that work waits for", served_by=WORKERS
+    ),
+    "fleet_paused": MetricInfo(
+        GAUGE,
+        "1 while an operator has paused the fleet, as this worker last heard; else 0",
+        served_by=WORKERS,
     ),
     "permits": MetricInfo(GAUGE, "Permits in this worker's hand", served_by=WORKERS),
     "queue_depth": MetricInfo(

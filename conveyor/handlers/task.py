@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -65,6 +65,7 @@ from conveyor.ports.tasks import (
     TaskClaims,
 )
 from conveyor.ports.tracing import NO_TRACER, Recording, Tracer, is_sampled
+from conveyor.ports.workers import FleetPause
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
 from conveyor.wire.errors import is_shortage
@@ -119,6 +120,7 @@ class TaskPorts:
     pipeline: Pipeline | None = None
     outages: Outages | None = None
     tracer: Tracer = NO_TRACER
+    pause: FleetPause = field(default_factory=FleetPause)
 
 
 @dataclass(slots=True, eq=False)
@@ -182,6 +184,7 @@ class TaskHandler(StagedHandler):
         self._gateway = ports.gateway
         self._pipeline = ports.pipeline
         self._tracer = ports.tracer
+        self._pause = ports.pause
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
         self._clock = clock
@@ -481,6 +484,8 @@ class TaskHandler(StagedHandler):
                     raise
                 self._observer.gateway_called("retry")
                 await self._clock.sleep(pause)
+                if self._pause.since is not None:
+                    raise
                 if await self._runs.dispatchable_run(task.run_id) is None:
                     raise
         raise AssertionError("unreachable")
