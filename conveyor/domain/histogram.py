@@ -49,6 +49,26 @@ class Histogram:
         if traceparent:
             buckets.traces[at] = traceparent.split("-")[1], seconds
 
+    def counts(self) -> list[int]:
+        """Return the count in each bucket, whatever the labels."""
+        empty = [0] * (len(self.bounds) + 1)
+        return [sum(column) for column in zip(empty, *self._counts(), strict=True)]
+
+    def _counts(self) -> Iterator[list[int]]:
+        return (buckets.counts for buckets in self._buckets.values())
+
+    def within(self, share: float, counts: Sequence[int]) -> float | None:
+        """Return the bound within which so large a share of `counts` lies, the last one if it is
+        beyond; None of no counts."""
+        left = share * sum(counts)
+        if not left:
+            return None
+        for bound, count in zip(self.bounds, counts, strict=False):
+            left -= count
+            if left <= 0:
+                return bound
+        return self.bounds[-1]
+
     def read(self) -> Iterator[tuple[tuple[str, ...], Buckets]]:
         """Yield the labels and their buckets, in the order of the labels."""
         yield from sorted(self._buckets.items())

@@ -195,20 +195,41 @@ async def test_alarms_watch_what_workers_log_of_their_progress(
     resources: dict[str, Any], alarms: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     telemetry = Telemetry()
+    figures = TaskFigures(telemetry)
     telemetry.task_ended("failed")
     telemetry.fenced(2)
+    for seconds in (*[0.2] * 19, 7.0):
+        telemetry.task_settled(seconds)
     with caplog.at_level("INFO", "conveyor.engine"):
-        await TaskFigures(telemetry).tell()
+        await figures.tell()
     [record] = caplog.records
     line = json.loads(JsonFormatter().format(record))
-    for name, figure in (("TasksEnded", 1), ("CallsFenced", 2)):
+    for name, figure in (("TasksEnded", 1), ("CallsFenced", 2), ("Settlement", 0.25)):
         properties = resources[name]["Properties"]
         [metric] = properties["MetricTransformations"]
-        assert properties["FilterPattern"] == f'{{ $.message = "{line["message"]}" }}'
+        assert f'$.message = "{line["message"]}"' in properties["FilterPattern"]
         assert line[metric["MetricValue"].removeprefix("$.")] == figure
         assert metric["MetricName"] in str(alarms)
     [fenced] = [one for one in alarms if one.get("MetricName") == "CallsFenced"]
     assert (fenced["Statistic"], fenced["Threshold"]) == ("Sum", 0)
+
+
+async def test_a_worker_that_settled_nothing_tells_no_duration_of_it(
+    resources: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = Telemetry()
+    telemetry.task_settled(0.2)
+    figures = TaskFigures(telemetry)  # which tells what came since
+    with caplog.at_level("INFO", "conveyor.engine"):
+        await figures.tell()
+        telemetry.task_settled(90.0)
+        await figures.tell()
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+
+    assert "settlement_seconds" not in lines[0]
+    assert lines[1]["settlement_seconds"] == 20.0  # the last bound
+    pattern = resources["Settlement"]["Properties"]["FilterPattern"]
+    assert pattern == '{ ($.message = "progress") && ($.settlement_seconds >= 0) }'
 
 
 def test_tasks_that_wait_while_none_ends_are_noticed(alarms: list[dict[str, Any]]) -> None:

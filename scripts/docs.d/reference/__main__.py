@@ -1,4 +1,5 @@
-"""`python -m reference` writes docs/reference; `--check` names each file that is out of date."""
+"""`python -m reference` writes docs/reference and the dashboards; `--check` names each file that is
+out of date."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def main(arguments: list[str]) -> int:
         return 0
     found = stale()
     for name, row in found.items():
-        print(f"docs/reference/{name} is out of date: {row}", file=sys.stderr)
+        print(f"{name} is out of date: {row}", file=sys.stderr)
     if found:
         print("run: scripts/docs", file=sys.stderr)
     return 1 if found else 0

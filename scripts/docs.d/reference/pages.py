@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference import api, programs, project, storage
+from reference import api, dashboards, programs, project, storage
 from reference.markdown import first_difference, page
 from reference.source import ROOT
 
@@ -27,6 +27,13 @@ PAGES = {
     "guarantees.md": ("every guarantee, and the tests that prove it", project.guarantees),
 }
 """Each file: its subject, and the function that makes it."""
+
+
+DASHBOARDS = {
+    dashboards.DEPLOY / "dashboard.json": dashboards.cloudwatch,
+    dashboards.DEPLOY / "grafana.json": dashboards.grafana,
+}
+"""Each file for those who operate a fleet, and the function that makes it."""
 
 
 def _index() -> str:
@@ -54,12 +61,24 @@ def write() -> None:
         (DIRECTORY / name).write_text(made(name), encoding="utf-8")
     for name in _unknown_files():
         (DIRECTORY / name).unlink()
+    for path, made_by in DASHBOARDS.items():
+        path.write_text(made_by(), encoding="utf-8")
 
 
 def stale() -> dict[str, str]:
     """Return each file that is out of date, with the first line that differs."""
-    found = {name: difference for name in names() if (difference := difference_of(name))}
-    return found | dict.fromkeys(_unknown_files(), "no page has this name")
+    found = {
+        f"docs/reference/{name}": difference
+        for name in names()
+        if (difference := difference_of(name))
+    }
+    found |= {
+        str(path.relative_to(ROOT)): "it is not what scripts/docs writes"
+        for path, made_by in DASHBOARDS.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != made_by()
+    }
+    unknown = [f"docs/reference/{name}" for name in _unknown_files()]
+    return found | dict.fromkeys(unknown, "no page has this name")
 
 
 def difference_of(name: str) -> str:
