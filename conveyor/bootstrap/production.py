@@ -315,6 +315,7 @@ def _options(settings: Settings) -> ProdOptions:
         rate_limit=settings.rate_limit,
         rate_limit_burst=settings.rate_limit_burst,
         fire_retention_days=settings.fire_retention_days,
+        row_retention_days=settings.row_retention_days,
     )
 
 

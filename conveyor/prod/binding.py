@@ -170,6 +170,7 @@ async def _open_store(
         worker=clock.new_id(),
         patience=patience,
         fire_retention_days=options.fire_retention_days,
+        row_retention_days=options.row_retention_days,
     )
     stack.push_async_callback(store.aclose)
     return store

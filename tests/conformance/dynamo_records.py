@@ -92,8 +92,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
-    """An empty table, removed in the end.
+async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[Bench]:
+    """An empty table, removed in the end. Rows stay `row_days` past their results.
 
     Ids and tokens come from a real clock: virtual ones make the same in each test, and a
     transaction whose token is known already is not carried out.
@@ -108,7 +108,14 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     async def process(behind: Aws) -> DynamoStore:
         seam = DeployedAws(behind, aws.stats, system, resources={})
         worker = secrets.token_hex(6)
-        return await open_store(seam, table=name, clock=system, worker=worker, flush_interval=0)
+        return await open_store(
+            seam,
+            table=name,
+            clock=system,
+            worker=worker,
+            flush_interval=0,
+            row_retention_days=row_days,
+        )
 
     store, other = await process(faults), await process(aws)
     worlds = World(store, clock), World(other, clock)
