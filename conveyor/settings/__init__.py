@@ -13,7 +13,8 @@ from conveyor.settings.environment import (
     role_named,
     unknown_variables,
 )
-from conveyor.settings.table import PREFIX, ROLES, SETTINGS, Setting, Settings
+from conveyor.settings.row import PREFIX, ROLES, Setting
+from conveyor.settings.table import SETTINGS, Settings
 
 __all__ = [
     "COMPLETION_VARIABLE",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.settings.table import PREFIX, SETTINGS, Setting, Settings
+from conveyor.settings.row import PREFIX, Setting
+from conveyor.settings.table import SETTINGS, Settings
 
 MOST = 1_000_000_000_000
 """The upper bound of every setting, whatever its unit."""

@@ -25,9 +25,9 @@ from tests.architecture.source import import_graph, read_modules
 DYNAMODB = "conveyor/prod/dynamodb/"
 
 # Each bound may be tightened. Only a new subject of the product raises the bounds on files, by the
-# files that it needs (webhooks, signing keys and schedules did, then pages, streams and traces):
-# what keeps fragments out is the least mean.
-MOST_FILES = 365
+# files that it needs (webhooks, signing keys and schedules did, then pages, streams and traces,
+# then what operators of a large fleet need): what keeps fragments out is the least mean.
+MOST_FILES = 385
 LEAST_MEAN_LINES = 120
 MOST_LINES = 700
 MOST_LONELY = 25
