@@ -91,6 +91,17 @@ class Bench:
         assert [row.index for row in await self.other.rows(run_id)] == indexes
 
 
+class _Clock(SystemClock):
+    """A real clock but for the time of day, which is virtual."""
+
+    def __init__(self, virtual: FakeClock) -> None:
+        super().__init__()
+        self._virtual = virtual
+
+    def now(self) -> int:
+        return self._virtual.now()
+
+
 @asynccontextmanager
 async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[Bench]:
     """An empty table, removed in the end. Rows stay `row_days` past their results.
@@ -99,7 +110,7 @@ async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[B
     transaction whose token is known already is not carried out.
     """
     client, options = await anyio.to_thread.run_sync(dynamodb)
-    system = SystemClock()
+    system = _Clock(clock)
     aws = BotoAws({DB: client}, options, system)
     name = new_name()
     await aws.call(DB, "create_table", table_parameters(name))
