@@ -50,8 +50,10 @@ class VirtualRedis:
         key = ledger_key(self.environment)
         named = math.ceil((self._lease if lease is None else lease) * 1_000)
         with redis.Redis.from_url(self._url) as client:
-            client.delete(key)
-            client.eval(HOLD.text, 1, key, "X", "x", 0, 0, 1, 0, 0, named, self.instant(after))
+            keys = HOLD.keys(key)
+            client.delete(*keys)
+            call = ("X", "x", 0, 0, 1, 0, 0, named, self.instant(after))
+            client.eval(HOLD.text, len(keys), *keys, *call)
 
     def come_back_empty(self, *, lease: float | None = None) -> Permits:
         """Lose everything; somebody calls at once, as of `begin`."""
@@ -61,7 +63,7 @@ class VirtualRedis:
     async def aclose(self) -> None:
         """Leave nothing behind."""
         with redis.Redis.from_url(self._url) as client:
-            client.delete(ledger_key(self.environment))
+            client.delete(*HOLD.keys(ledger_key(self.environment)))
         await self._server.aclose()
 
 

@@ -55,11 +55,17 @@ error of the script."""
 
 
 class Script:
-    """A Lua script with one key. Its text is sent only if the server does not know its digest."""
+    """A Lua script with one key, and others beside it, whose names are that key with an ending. Its
+    text is sent only if the server does not know its digest."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, beside: tuple[str, ...] = ()) -> None:
         self.text = text
+        self._beside = beside
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def keys(self, key: str) -> list[str]:
+        """Return the names of all keys."""
+        return [key, *(f"{key}{ending}" for ending in self._beside)]
 
 
 class RedisServer:
@@ -163,11 +169,12 @@ class RedisServer:
     async def _run(
         self, script: Script, key: str, arguments: tuple[str | int | float | bytes, ...]
     ) -> Any:
+        keys = script.keys(key)
         try:
-            return await self._command("EVALSHA", script.digest, 1, key, *arguments)
+            return await self._command("EVALSHA", script.digest, len(keys), *keys, *arguments)
         except NoScriptError:
             # The server did not run it, so sending it again is safe.
-            return await self._command("EVAL", script.text, 1, key, *arguments)
+            return await self._command("EVAL", script.text, len(keys), *keys, *arguments)
 
     async def _within(self, call: Awaitable[Answered]) -> Answered:
         generation = self._generation
