@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from tests.conformance.emulators import use_test_keys
 
 ATTEMPTS = 3
@@ -37,7 +38,7 @@ def bare(body: bytes, *more: bytes, status: int = 200) -> bytes:
 
 
 @asynccontextmanager
-async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[BotoAws]:
+async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[AwsClient]:
     """Open the AWS transport over a server that gives these answers, one a connection, for these
     services."""
     left = list(answers)
@@ -53,7 +54,7 @@ async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[B
             await aws.aclose()
 
 
-async def open_at(endpoint: str, *services: str) -> BotoAws:
+async def open_at(endpoint: str, *services: str) -> AwsClient:
     """Open the AWS transport over the server at an endpoint, in the place of these services. A call
     is tried ATTEMPTS times."""
     use_test_keys()

@@ -15,8 +15,8 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import KeyClaim
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
@@ -100,7 +100,7 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     """
     client, options = await anyio.to_thread.run_sync(dynamodb)
     system = SystemClock()
-    aws = BotoAws({DB: client}, options, system)
+    aws = over_clients({DB: client}, options, system, credentials=None)
     name = new_name()
     await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)

@@ -17,8 +17,9 @@ import anyio.to_thread
 
 from conveyor.clock import SystemClock
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import SHAPE, Item, Table, Tagged, tag, untag_all
 from conveyor.prod.dynamodb.schema import (
     KNOWN_SHAPE,
@@ -115,7 +116,7 @@ class Versions:
     older: World
     today: World
     newer: World
-    aws: BotoAws
+    aws: AwsClient
 
     async def item(self, key: Key) -> Item:
         """An item as it lies there, of any shape."""
@@ -170,7 +171,7 @@ async def open_versions(clock: FakeClock) -> AsyncIterator[Versions]:
     """An empty table, removed in the end."""
     client, options = await anyio.to_thread.run_sync(dynamodb)
     system = SystemClock()
-    aws = BotoAws({"dynamodb": client}, options, system)
+    aws = over_clients({"dynamodb": client}, options, system, credentials=None)
     name = new_name()
     await aws.call("dynamodb", "create_table", table_parameters(name))
     seams: list[Aws] = [

@@ -13,8 +13,8 @@ import redis
 from botocore.config import Config
 
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
 from conveyor.prod.dynamodb.schema import table_parameters
@@ -112,7 +112,7 @@ def dynamodb() -> tuple[Any, str, AwsOptions]:
 def permits_table(clock: FakeClock) -> Table:
     """Open the shared table, over a transport that belongs to the running loop."""
     client, name, options = dynamodb()
-    return Table(BotoAws({"dynamodb": client}, options, clock), name, clock)
+    return Table(over_clients({"dynamodb": client}, options, clock, credentials=None), name, clock)
 
 
 def dynamo_permits(clock: FakeClock) -> Permits:

@@ -16,8 +16,10 @@ import anyio.to_thread
 from botocore.config import Config
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_session
+from conveyor.prod.aws.boto import open_session
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, table_parameters
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
@@ -69,7 +71,7 @@ async def open_production(_path: Path, _now: int) -> OwnStore:
     """
     client, options = await anyio.to_thread.run_sync(dynamodb)
     # Belongs to the running loop, unlike the client, which takes a while to make.
-    aws = BotoAws({"dynamodb": client}, options, SystemClock())
+    aws = over_clients({"dynamodb": client}, options, SystemClock(), credentials=None)
     name, release = await (_shared_table(aws) if on_aws() else _fresh_table(aws))
     store = await open_store(
         aws,
@@ -94,7 +96,7 @@ def dynamodb() -> tuple[Any, AwsOptions]:
     return client, AwsOptions(dynamodb_endpoint=endpoint, threads=THREADS)
 
 
-async def _fresh_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]]:
+async def _fresh_table(aws: AwsClient) -> tuple[str, Callable[[], Awaitable[None]]]:
     """A table for one test: an emulator makes it in a few milliseconds."""
     name = new_name()
     await aws.call("dynamodb", "create_table", table_parameters(name))
@@ -105,7 +107,7 @@ async def _fresh_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]
     return name, release
 
 
-async def _shared_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]]:
+async def _shared_table(aws: AwsClient) -> tuple[str, Callable[[], Awaitable[None]]]:
     """The one table of all tests, emptied after each: AWS takes half a minute to make one."""
     name = await anyio.to_thread.run_sync(_made_once)
     return name, partial(_empty, Table(aws, name, SystemClock()))

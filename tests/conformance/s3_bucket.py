@@ -11,13 +11,14 @@ from functools import cache, partial
 import anyio
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import Aws, AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from tests.conformance.emulators import REGION, address
 
 
 @asynccontextmanager
-async def empty_bucket() -> AsyncIterator[tuple[BotoAws, str]]:
+async def empty_bucket() -> AsyncIterator[tuple[AwsClient, str]]:
     """Return the transport, and the name of an empty bucket.
 
     SeaweedFS keeps the directories of removed keys for a while, and completes no upload in parts
@@ -45,14 +46,14 @@ async def unfinished_uploads(aws: Aws, bucket: str) -> list[str]:
     return [upload["Key"] for upload in answer.get("Uploads", [])]
 
 
-async def open_s3() -> BotoAws:
+async def open_s3() -> AwsClient:
     """Open the transport to the server."""
     options = AwsOptions(s3_endpoint=address("CONVEYOR_TEST_S3"), region=REGION)
     return await open_aws(options, SystemClock(), "s3")
 
 
 @cache
-def _bucket() -> tuple[BotoAws, str]:
+def _bucket() -> tuple[AwsClient, str]:
     """Made in a loop of its own, and outliving it: making a client takes a while."""
     aws, bucket = anyio.run(_make_bucket)
 
@@ -65,7 +66,7 @@ def _bucket() -> tuple[BotoAws, str]:
     return aws, bucket
 
 
-async def _make_bucket() -> tuple[BotoAws, str]:
+async def _make_bucket() -> tuple[AwsClient, str]:
     aws, bucket = await open_s3(), f"conveyor-test-{secrets.token_hex(6)}"
     await aws.call("s3", "create_bucket", {"Bucket": bucket})
     return aws, bucket

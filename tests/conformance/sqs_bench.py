@@ -18,8 +18,8 @@ from conveyor.clock import SystemClock
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import run_queue
 from conveyor.prod.admin.resources import QueuesResource
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, AwsOptions, AwsRefused, Parameters
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.sqs.queues import LONG_POLLS, SqsQueues
 from conveyor.prod.sqs.registry import Generation, prefix
 from conveyor.testing.clock import FakeClock
@@ -180,7 +180,7 @@ async def sqs_bench(*, max_receives: int = 1_000) -> AsyncIterator[SqsBench]:
         unavailable("the clock of real SQS cannot be moved")
     client, options = await anyio.to_thread.run_sync(_client)
     # Belongs to the running loop, unlike the client, which takes a while to make.
-    aws = BotoAws({"sqs": client}, options, SystemClock())
+    aws = over_clients({"sqs": client}, options, SystemClock(), credentials=None)
     bench = SqsBench(aws, options.sqs_endpoint, max_receives=max_receives)
     resource = QueuesResource(
         aws, SystemClock(), environment=bench.environment, max_receives=max_receives

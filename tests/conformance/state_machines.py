@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from tests.conformance.emulators import address, on_aws
 
 SFN, SQS = "stepfunctions", "sqs"
@@ -27,7 +28,7 @@ PATIENCE = 60.0
 class Machine:
     """A state machine whose only state sends its task token to a queue, and waits."""
 
-    aws: BotoAws
+    aws: AwsClient
     arn: str
     queue: str
 

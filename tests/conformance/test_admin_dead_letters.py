@@ -20,8 +20,9 @@ from conveyor.ports.queues import (
 )
 from conveyor.prod.admin.dead_letters import DeadLetters, Letter, open_dead_letters
 from conveyor.prod.admin.resources import QueuesResource, TableResource
-from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
@@ -41,7 +42,7 @@ REASON = "a part of the staged list is missing"
 class Fleet:
     """The queues of one environment, and its dead letters."""
 
-    def __init__(self, aws: BotoAws, options: ProdOptions, letters: DeadLetters) -> None:
+    def __init__(self, aws: AwsClient, options: ProdOptions, letters: DeadLetters) -> None:
         self.letters = letters
         self.aws = aws
         table = Table(aws, options.table, CLOCK)

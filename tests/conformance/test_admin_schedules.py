@@ -18,8 +18,8 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.schedule import Schedule
 from conveyor.domain.scheduling import FireStatus, Scheduling, SkipReason
 from conveyor.prod.admin.resources import TableResource
-from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.store import DynamoStore
 from conveyor.roles import admin
 from conveyor.settings import Settings, load

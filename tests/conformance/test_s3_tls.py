@@ -14,8 +14,8 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.ports.blobs import BodyRefused
-from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.s3.blobs import PART, S3Blobs
 from conveyor.records.blob_keys import run_prefix
 from tests.conformance.emulators import REGION, address

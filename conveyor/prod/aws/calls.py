@@ -92,10 +92,10 @@ class AwsRefused(ConveyorError):
     that the service is unavailable. Its text, for logs, quotes the service's message; its `detail`,
     which callers may see, only the error code.
 
-    `word` is the service's error code, such as `ConditionalCheckFailedException`. `asked` names
-    service and operation. `item` is the row that failed the condition, if the call asked for it.
-    `reasons` are the error codes of the parts of a cancelled transaction, in order, "None" for
-    parts that were fine; `items` are their rows.
+    `word` is the service's error code, such as `ConditionalCheckFailedException`, `status` the
+    answer's. `asked` names service and operation. `item` is the row that failed the condition, if
+    the call asked for it. `reasons` are the error codes of the parts of a cancelled transaction, in
+    order, "None" for parts that were fine; `items` are their rows.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class AwsRefused(ConveyorError):
         message: str,
         *,
         asked: tuple[str, str] = ("aws", "a call"),
+        status: int = 400,
         item: Answer | None = None,
         reasons: tuple[str, ...] = (),
         items: tuple[Answer | None, ...] = (),
@@ -116,6 +117,7 @@ class AwsRefused(ConveyorError):
         )
         self.args = (f"{word}: {message}",)
         self.asked = asked
+        self.status = status
         self.word = word
         self.message = message
         self.item = item
