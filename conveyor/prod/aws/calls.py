@@ -21,8 +21,8 @@ from conveyor.ports.clock import Clock
 class AwsOptions:
     """One region, and endpoints other than the region's own ("" for the region's own).
 
-    `attempts`: tries of one call, including the first. `threads`: concurrent calls of one service.
-    Times are in seconds.
+    `carrier`: "http", or "boto" for all calls through boto3. `attempts`: tries of one call,
+    including the first. `threads`: concurrent calls of one service. Times are in seconds.
     """
 
     region: str = "us-east-1"
@@ -31,6 +31,7 @@ class AwsOptions:
     s3_endpoint: str = ""
     stepfunctions_endpoint: str = ""
     kms_endpoint: str = ""
+    carrier: str = "http"
     attempts: int = 8
     threads: int = 16
     receive_threads: int = 32

@@ -15,11 +15,13 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
+from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.boto import BotoCarrier, make_clients
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.http import HttpCarrier
 
 SAFE_TO_QUOTE = (
     ConfigNotFound,
@@ -46,7 +48,11 @@ def over_clients(
     credentials: Credentials | None,
 ) -> AwsClient:
     """Make calls over the clients of boto3 that there are, and the credentials that they use."""
-    carrier = BotoCarrier(clients, options, credentials=credentials)
+    boto = BotoCarrier(clients, options, credentials=credentials)
+    if options.carrier == "boto":
+        return AwsClient(boto, options, clock)
+    # AWS compares the instant of a signature with its own time, whatever the clock of the caller.
+    carrier = HttpCarrier(boto, options, SystemClock(), credentials=credentials)
     return AwsClient(carrier, options, clock)
 
 
