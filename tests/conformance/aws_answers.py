@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
-from tests.conformance.emulators import use_test_keys
+from tests.conformance.emulators import aws_options, use_test_keys
 
 ATTEMPTS = 3
 REQUEST_ID = b"x-amzn-RequestId: 52fdfc07"
@@ -58,7 +57,7 @@ async def open_at(endpoint: str, *services: str) -> AwsClient:
     """Open the AWS transport over the server at an endpoint, in the place of these services. A call
     is tried ATTEMPTS times."""
     use_test_keys()
-    options = AwsOptions(
+    options = aws_options(
         dynamodb_endpoint=endpoint,
         kms_endpoint=endpoint,
         s3_endpoint=endpoint,

@@ -33,7 +33,7 @@ from conveyor.prod.dynamodb.schema import (
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.production_store import account, dynamodb, new_name
 from tests.conformance.world import World
 
 DB = "dynamodb"
@@ -100,7 +100,7 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     """
     client, options = await anyio.to_thread.run_sync(dynamodb)
     system = SystemClock()
-    aws = over_clients({DB: client}, options, system, credentials=None)
+    aws = over_clients({DB: client}, options, system, credentials=account())
     name = new_name()
     await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
@@ -116,6 +116,7 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     await store.aclose()
     await other.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})
+    await aws.aclose()
 
 
 def away() -> ConveyorError:

@@ -18,7 +18,7 @@ from conveyor.domain.model import Job, NewTask, Run, Spend
 from conveyor.domain.shards import shards_of
 from conveyor.ports.records import IdempotencyScope, StoredResponse
 from conveyor.prod.aws.calls import Answer as AwsAnswer
-from conveyor.prod.aws.calls import Aws, AwsOptions, AwsRefused, Parameters
+from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
@@ -28,7 +28,7 @@ from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item
 from conveyor.prod.dynamodb.tasks import DynamoTasks
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 from tests.conformance.world import World
 
 Wanted = Callable[[str, Parameters], bool]
@@ -232,7 +232,7 @@ class TableBench:
 
 async def open_bench(clock: FakeClock) -> TableBench:
     """An empty table."""
-    options = AwsOptions(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
+    options = aws_options(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
     aws = await open_aws(options, SystemClock(), "dynamodb")
     name = f"conveyor-runs-{secrets.token_hex(6)}"
     await aws.call("dynamodb", "create_table", cast("dict[str, Any]", table_parameters(name)))

@@ -30,7 +30,7 @@ from conveyor.prod.dynamodb.schema import (
 )
 from conveyor.prod.dynamodb.store import open_store
 from conveyor.testing.clock import FakeClock
-from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.production_store import account, dynamodb, new_name
 from tests.conformance.world import CALLER, World
 
 LATER = "added_later"
@@ -171,7 +171,7 @@ async def open_versions(clock: FakeClock) -> AsyncIterator[Versions]:
     """An empty table, removed in the end."""
     client, options = await anyio.to_thread.run_sync(dynamodb)
     system = SystemClock()
-    aws = over_clients({"dynamodb": client}, options, system, credentials=None)
+    aws = over_clients({"dynamodb": client}, options, system, credentials=account())
     name = new_name()
     await aws.call("dynamodb", "create_table", table_parameters(name))
     seams: list[Aws] = [
@@ -190,6 +190,7 @@ async def open_versions(clock: FakeClock) -> AsyncIterator[Versions]:
     for store in stores:
         await store.aclose()
     await aws.call("dynamodb", "delete_table", {"TableName": name})
+    await aws.aclose()
 
 
 def export_of(world: World, job_id: str, run_id: str) -> Export:

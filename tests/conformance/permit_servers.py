@@ -21,7 +21,7 @@ from conveyor.prod.dynamodb.schema import table_parameters
 from conveyor.prod.redis.permits import HOLD, RedisPermits, ledger_key
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import START, FakeClock
-from tests.conformance.emulators import REGION, address
+from tests.conformance.emulators import REGION, address, aws_options
 
 LONG_AGO = 3_600.0
 
@@ -106,7 +106,8 @@ def dynamodb() -> tuple[Any, str, AwsOptions]:
         client.close()
 
     atexit.register(remove)
-    return client, name, AwsOptions(dynamodb_endpoint=endpoint)
+    # Through boto3, for nobody closes what a test opens here.
+    return client, name, aws_options(dynamodb_endpoint=endpoint, carrier="boto")
 
 
 def permits_table(clock: FakeClock) -> Table:

@@ -11,11 +11,10 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.admin.checks import MADE, blobs_problem
 from conveyor.prod.admin.resources import BucketResource
-from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.s3.bucket import OWNER_KEY, ensure_bucket, own
-from tests.conformance.emulators import REGION, address
+from tests.conformance.emulators import REGION, address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -24,7 +23,7 @@ CLOCK = SystemClock()
 
 @pytest.fixture
 async def aws() -> AsyncIterator[AwsClient]:
-    opened = await open_aws(AwsOptions(s3_endpoint=address("CONVEYOR_TEST_S3")), CLOCK, "s3")
+    opened = await open_aws(aws_options(s3_endpoint=address("CONVEYOR_TEST_S3")), CLOCK, "s3")
     yield opened
     await opened.aclose()
 

@@ -20,7 +20,6 @@ from conveyor.ports.queues import (
 )
 from conveyor.prod.admin.dead_letters import DeadLetters, Letter, open_dead_letters
 from conveyor.prod.admin.resources import QueuesResource, TableResource
-from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
@@ -30,7 +29,7 @@ from conveyor.prod.options import ProdOptions
 from conveyor.prod.sqs.messages import MISPLACED, NO_MESSAGE, OF_ANOTHER_VERSION
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.sqs.registry import prefix
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -81,7 +80,7 @@ class Fleet:
 async def fleet() -> AsyncIterator[Fleet]:
     environment = f"test-{secrets.token_hex(6)}"
     options = ProdOptions(
-        aws=AwsOptions(
+        aws=aws_options(
             dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"),
             sqs_endpoint=address("CONVEYOR_TEST_SQS"),
         ),

@@ -12,12 +12,11 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.prod.admin.checks import MADE, queues_problem
 from conveyor.prod.admin.resources import QueuesResource
-from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.sqs.registry import RETENTION
 from conveyor.prod.sqs.registry import prefix as prefix_of
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -27,7 +26,7 @@ MAX_RECEIVES = 50
 
 @pytest.fixture
 async def aws() -> AsyncIterator[AwsClient]:
-    opened = await open_aws(AwsOptions(sqs_endpoint=address("CONVEYOR_TEST_SQS")), CLOCK, "sqs")
+    opened = await open_aws(aws_options(sqs_endpoint=address("CONVEYOR_TEST_SQS")), CLOCK, "sqs")
     yield opened
     await opened.aclose()
 

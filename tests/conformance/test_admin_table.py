@@ -12,12 +12,11 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.prod.admin.checks import MADE, clock_problem, rows_problem
 from conveyor.prod.admin.resources import TableResource
-from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, table_parameters
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -26,7 +25,7 @@ CLOCK = SystemClock()
 
 @pytest.fixture
 async def aws() -> AsyncIterator[AwsClient]:
-    options = AwsOptions(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
+    options = aws_options(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
     opened = await open_aws(options, CLOCK, "dynamodb")
     yield opened
     await opened.aclose()

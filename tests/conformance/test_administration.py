@@ -17,7 +17,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, run_queue
 from conveyor.prod.admin import administration
-from conveyor.prod.aws.calls import Answer, Aws, AwsOptions, Parameters
+from conveyor.prod.aws.calls import Answer, Aws, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.schema import table_parameters
@@ -26,7 +26,7 @@ from conveyor.prod.sqs.registry import prefix
 from conveyor.prod.startup_checks import agree, start
 from conveyor.roles import admin
 from conveyor.settings import Settings, load
-from tests.conformance.emulators import REGION, address, on_aws
+from tests.conformance.emulators import REGION, address, aws_options, on_aws
 from tests.conformance.redis_process import RedisProcess
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
@@ -55,7 +55,7 @@ class Environment:
                 **changed,
             },
         )
-        self.aws = AwsOptions(
+        self.aws = aws_options(
             dynamodb_endpoint=self.settings.dynamodb_endpoint,
             sqs_endpoint=self.settings.sqs_endpoint,
             s3_endpoint=self.settings.s3_endpoint,

@@ -18,7 +18,7 @@ from conveyor.prod.aws.calls import THROTTLED_PARTS, AwsOptions, AwsRefused, Cal
 from conveyor.prod.aws.client import PASSING, PASSING_REASONS, PATIENCE, THROTTLES, AwsClient
 from conveyor.prod.aws.opening import open_aws
 from tests.conformance.aws_answers import told, told_of_rows
-from tests.conformance.emulators import use_test_keys
+from tests.conformance.emulators import aws_options, use_test_keys
 
 pytestmark = pytest.mark.extended
 
@@ -128,7 +128,7 @@ async def opened() -> AsyncIterator[tuple[AwsClient, Services]]:
     there = Services()
     async with await asyncio.start_server(there.serve, "127.0.0.1", 0) as server:
         endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        options = AwsOptions(
+        options = aws_options(
             dynamodb_endpoint=endpoint,
             kms_endpoint=endpoint,
             s3_endpoint=endpoint,
@@ -257,7 +257,7 @@ class JumpingClock(SystemClock):
 async def test_a_call_is_given_up_while_its_caller_still_waits() -> None:
     use_test_keys()
     clock = JumpingClock()
-    options = AwsOptions(sqs_endpoint="http://127.0.0.1:1", attempts=1_000)
+    options = aws_options(sqs_endpoint="http://127.0.0.1:1", attempts=1_000)
     aws = await open_aws(options, clock, "sqs")
     with pytest.raises(ConveyorError) as caught:
         await ask(aws, "sqs")
@@ -281,7 +281,7 @@ class Hanging:
 
 
 async def test_where_a_service_hangs_a_call_is_made_twice() -> None:
-    clock, options = JumpingClock(), AwsOptions()
+    clock, options = JumpingClock(), aws_options()
     aws = AwsClient(BotoCarrier({"sqs": Hanging(clock, options)}, options), options, clock)
     with pytest.raises(ConveyorError) as caught:
         await ask(aws, "sqs")

@@ -13,20 +13,19 @@ from conveyor.clock import SystemClock
 from conveyor.domain.api_keys import KEY_LENGTH
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.admin.resources import TableResource
-from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import DATA_KEY
 from conveyor.prod.sealing import open_data_key
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 CLOCK = SystemClock()
 
 
 @pytest.fixture
 async def aws() -> AsyncIterator[AwsClient]:
-    options = AwsOptions(
+    options = aws_options(
         dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"),
         kms_endpoint=address("CONVEYOR_TEST_KMS"),
     )

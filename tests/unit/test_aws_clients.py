@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -151,7 +152,7 @@ async def test_without_credentials_a_link_is_unavailable() -> None:
 
 @pytest.mark.slow
 async def test_there_is_a_connection_for_each_thread_that_may_call_a_service() -> None:
-    aws = await open_aws(OPTIONS, SystemClock(), *SERVICES)
+    aws = await open_aws(replace(OPTIONS, carrier="boto"), SystemClock(), *SERVICES)
     try:
         boto = aws.carrier
         assert isinstance(boto, BotoCarrier)
