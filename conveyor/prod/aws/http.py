@@ -159,6 +159,7 @@ class HttpCarrier:
             request.digest,
         )
         headers = place.signer.sign(part, keys, self._clock.now())
+        headers["user-agent"] = "conveyor"
         options = self._options
         try:
             answer = await lane.client.send(

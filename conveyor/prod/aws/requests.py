@@ -162,7 +162,7 @@ def _decode_binary(value: Any) -> None:
         for name, one in value.items():
             if name in ("B", "BinaryValue") and isinstance(one, str):
                 value[name] = b64decode(one, validate=True)
-            elif name == "BS" and all(isinstance(part, str) for part in one):
+            elif name == "BS" and isinstance(one, list) and isinstance(next(iter(one), None), str):
                 value[name] = [b64decode(part, validate=True) for part in one]
             else:
                 _decode_binary(one)
