@@ -24,6 +24,7 @@ from conveyor.prod.aws.http import HttpCarrier
 from conveyor.prod.aws.opening import over_clients
 from tests.patient import SECONDS
 
+KEYS = Credentials("AKID", "secret", "a token")
 SERVICES = ("dynamodb", "sqs", "s3")
 
 
@@ -150,14 +151,16 @@ async def calling(
     url: str,
     *,
     services: Sequence[str] = SERVICES,
-    keys: Credentials | None = None,
+    keys: Credentials | None = KEYS,
+    fresh: bool = False,
     **options: Any,
 ) -> AsyncIterator[AwsClient]:
-    """Open calls to a server in the place of the services."""
+    """Open calls to a server in the place of the services; `fresh` makes clients for the present
+    environment."""
     made = AwsOptions(**{"attempts": 1, "retry_base": 0.0, **options})
-    clients = {service: _client(url, service) for service in services}
-    credentials = Credentials("AKID", "secret", "a token") if keys is None else keys
-    aws = over_clients(clients, made, SystemClock(), credentials=credentials)
+    make = _client.__wrapped__ if fresh else _client
+    clients = {service: make(url, service) for service in services}
+    aws = over_clients(clients, made, SystemClock(), credentials=keys)
     try:
         yield aws
     finally:

@@ -280,7 +280,7 @@ async def test_a_piece_that_does_not_come_in_time_breaks_the_body_off(stub: Stub
     stub.answer = stall
     async with calling(stub.url, services=["s3"], read_timeout=0.1) as aws:
         body = (await aws.call(*READ))["Body"]
-        assert await body.read(10) == b"x" * 5
+        assert await body.read(5) == b"x" * 5
         with pytest.raises(ConveyorError, match="broke off: ReadTimeoutError"):
             await body.read(10)
 

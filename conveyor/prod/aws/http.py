@@ -194,7 +194,8 @@ class HttpCarrier:
 
 
 class HttpBody:
-    """A streamed body. A piece may take `patience` seconds to come; nobody needs to ask for it."""
+    """A streamed body. Bytes that are asked for may take `patience` seconds to come; nobody needs to
+    ask for any."""
 
     def __init__(self, answer: wire.Answer, patience: float) -> None:
         self._answer = answer
@@ -203,8 +204,8 @@ class HttpBody:
         answer.allow(inf)
 
     async def read(self, most: int) -> bytes:
-        piece = self._held
-        if not piece:
+        pieces, size = [self._held], len(self._held)
+        while size < most:
             self._answer.allow(self._patience)
             try:
                 piece = await anext(self._answer, b"")
@@ -214,9 +215,14 @@ class HttpBody:
                     f"s3 get_object broke off: {_word(error)}",
                     retry_after=5,
                 ) from None
-            self._answer.allow(inf)
-        self._held = piece[most:]
-        return piece[:most]
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+        self._answer.allow(inf)
+        found = b"".join(pieces)
+        self._held = found[most:]
+        return found[:most]
 
     def close(self) -> None:
         self._answer.release()
