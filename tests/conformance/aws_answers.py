@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from conveyor.clock import SystemClock
@@ -71,11 +71,14 @@ async def open_at(endpoint: str, *services: str) -> AwsClient:
 
 @dataclass(slots=True)
 class Proxy:
-    """A proxy before a service, which answers for it while `says` is set; `spoke` counts."""
+    """A proxy before a service, which answers for it while `says` is set; `spoke` counts. The next
+    request waits while it `holds` one; `has_one` is set once it does."""
 
     url: str
     says: bytes | None = None
     spoke: int = 0
+    holds: asyncio.Event | None = None
+    has_one: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @asynccontextmanager
@@ -88,6 +91,10 @@ async def proxy(service: str) -> AsyncIterator[Proxy]:
         if made.says is not None:
             made.spoke += 1
             return made.says
+        held, made.holds = made.holds, None
+        if held is not None:
+            made.has_one.set()
+            await held.wait()
         head, _, body = request.partition(b"\r\n\r\n")
         reader, writer = await asyncio.open_connection(there.hostname, there.port)
         writer.write(head + b"\r\nConnection: close\r\n\r\n" + body)

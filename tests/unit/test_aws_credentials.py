@@ -38,7 +38,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Role:
-    """Hands out keys that end in the next of so many seconds, then in the last of them; None fails."""
+    """Hands out keys that end in the next of so many seconds, or then in the last; None fails."""
 
     def __init__(self, *lasts: int | None) -> None:
         self.asked = 0
