@@ -298,6 +298,7 @@ def _options(settings: Settings) -> ProdOptions:
             s3_endpoint=settings.s3_endpoint,
             stepfunctions_endpoint=settings.stepfunctions_endpoint,
             kms_endpoint=settings.kms_endpoint,
+            carrier=settings.aws_carrier,
             attempts=settings.aws_attempts,
             threads=settings.aws_threads,
             receive_threads=settings.aws_receive_threads,

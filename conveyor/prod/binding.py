@@ -15,8 +15,8 @@ from conveyor.ports.queues import Signals
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import JobLookup
 from conveyor.ports.workers import Workers
-from conveyor.prod.aws.boto import open_clients
 from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers

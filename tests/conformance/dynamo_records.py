@@ -15,8 +15,8 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import KeyClaim
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
@@ -33,7 +33,7 @@ from conveyor.prod.dynamodb.schema import (
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.production_store import account, dynamodb, new_name
 from tests.conformance.world import World
 
 DB = "dynamodb"
@@ -111,7 +111,7 @@ async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[B
     """
     client, options = await anyio.to_thread.run_sync(dynamodb)
     system = _Clock(clock)
-    aws = BotoAws({DB: client}, options, system)
+    aws = over_clients({DB: client}, options, system, credentials=account())
     name = new_name()
     await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
@@ -134,6 +134,7 @@ async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[B
     await store.aclose()
     await other.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})
+    await aws.aclose()
 
 
 def away() -> ConveyorError:
