@@ -25,8 +25,9 @@ from bench.aws_purposes import purpose
 from bench.cpu_samples import let_be_sampled
 from conveyor.bootstrap.production import open_role
 from conveyor.prod import binding
-from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import Answer, Aws, CallStats, Parameters
+from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.redis.permits import ALL, HOLD, LEAVE, SAY
 from conveyor.prod.redis.server import RedisServer, Script
 from conveyor.roles.production import RoleInfo, run
@@ -154,10 +155,12 @@ def named_call(service: str, operation: str, call: Any) -> Any:
 
 def counted(aws: Aws) -> Aws:
     """Wrap the transport between the adapters and AWS."""
-    if isinstance(aws, BotoAws):
+    if isinstance(aws, AwsClient):
         COUNTS.stats = aws.stats
-        for name, client in list(aws._clients.items()):
-            aws._clients[name] = Named(name, client)
+    if isinstance(aws, AwsClient) and isinstance(aws.carrier, BotoCarrier):
+        clients = aws.carrier.clients
+        for name, client in list(clients.items()):
+            clients[name] = Named(name, client)
     return CountedAws(aws)
 
 

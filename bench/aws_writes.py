@@ -15,8 +15,9 @@ from conveyor.clock import SystemClock
 from conveyor.domain.ids import task_ids
 from conveyor.domain.model import TaskSpec
 from conveyor.domain.shards import ONE_SHARD
-from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Item, Table, tag_all
 from conveyor.prod.dynamodb.run_rows import RunPlace
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, table_parameters
@@ -79,7 +80,7 @@ async def _written(name: str) -> tuple[float, float, float]:
     return calls / ROWS, units / ROWS, 1_000 * cpu / ROWS
 
 
-async def _put(aws: BotoAws, table: Table, items: Sequence[tuple[Key, Item]]) -> None:
+async def _put(aws: AwsClient, table: Table, items: Sequence[tuple[Key, Item]]) -> None:
     limiter = anyio.Semaphore(CONCURRENT_CALLS)
 
     async def put(some: Sequence[tuple[Key, Item]]) -> None:

@@ -132,6 +132,12 @@ SCENARIOS = {
         rows=("sizes", "permits", "profile", "writes", "1000", "10000", "100000", "1000000"),
         extra=("worked",),
     ),
+    "permits": Entry(
+        "What does a call of the permit ledger cost its Redis, among many holders?",
+        repeats=5,
+        tasks=5_000,
+        rows=("alone", "10 holders", "100 holders", "1000 holders"),
+    ),
     "fleet": Entry(
         "What does a fleet receive for each task that it gets done?",
         tasks=1_000,

@@ -315,6 +315,7 @@ def _options(settings: Settings) -> ProdOptions:
             s3_endpoint=settings.s3_endpoint,
             stepfunctions_endpoint=settings.stepfunctions_endpoint,
             kms_endpoint=settings.kms_endpoint,
+            carrier=settings.aws_carrier,
             attempts=settings.aws_attempts,
             threads=settings.aws_threads,
             receive_threads=settings.aws_receive_threads,
@@ -332,6 +333,7 @@ def _options(settings: Settings) -> ProdOptions:
         rate_limit=settings.rate_limit,
         rate_limit_burst=settings.rate_limit_burst,
         fire_retention_days=settings.fire_retention_days,
+        row_retention_days=settings.row_retention_days,
     )
 
 

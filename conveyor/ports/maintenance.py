@@ -155,7 +155,11 @@ class TaskScrubs(Protocol):
     """Removal of task rows, for a scrub."""
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
-        """Remove at most `limit` rows of a deleted run with their events; return their number."""
+        """Remove at most `limit` rows of a deleted run with their events; return their number.
+
+        A store that removes settled rows by their age leaves it those of a run that `expire_run`
+        deleted.
+        """
         ...
 
 

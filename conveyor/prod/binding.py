@@ -7,17 +7,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import anyio
-
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LedgerReads
+from conveyor.ports.queues import Signals
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import JobLookup
 from conveyor.ports.workers import FleetPause, Workers
-from conveyor.prod.aws.boto import open_clients
 from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers
@@ -31,41 +30,10 @@ from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
+from conveyor.prod.signals import EndSignals, RedisSignals
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.startup_checks import BEAT, check_redis, production_resources, start
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
-
-
-class EndSignals:
-    """The signals port where API and workers are separate processes: discovery over the records
-    finds every run, and only the ends that a worker itself brings about are hinted at."""
-
-    def __init__(self) -> None:
-        self._on_end: list[Callable[[], None]] = []
-
-    def run_changed(self, run_id: str) -> None:
-        """Ignore the hint."""
-
-    def run_ended(self, run_id: str) -> None:
-        """Call the functions of `on_end`."""
-        for tell in self._on_end:
-            tell()
-
-    def on_end(self, tell: Callable[[], None]) -> None:
-        """Call a function at each hint that a run has ended."""
-        self._on_end.append(tell)
-
-    def run_halted(self, run_id: str) -> None:
-        """Do nothing: each task is called for as soon as it is claimed."""
-
-    def on_halt(self, give_up: Callable[[str], None]) -> None:
-        """Never call the function."""
-
-    async def wait(self) -> set[str]:
-        """Wait until cancelled."""
-        await anyio.sleep_forever()
-        return set()
-
 
 PATIENCE = 60.0
 """Seconds for which a worker keeps the outcome of a task and retries while DynamoDB is away."""
@@ -129,7 +97,7 @@ async def open_binding(
             queues=_queues(aws, table, store, options, clock),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
-            signals=EndSignals(),
+            signals=_signals(options, server, clock, stack),
             workers=_workers(options, table, server, clock),
             root_secret=options.root_secret,
             sealing_secrets=await _sealing_secrets(aws, table, options),
@@ -208,6 +176,7 @@ async def _open_store(
         worker=clock.new_id(),
         patience=patience,
         fire_retention_days=options.fire_retention_days,
+        row_retention_days=options.row_retention_days,
     )
     stack.push_async_callback(store.aclose)
     return store
@@ -260,6 +229,16 @@ def _permits(
             ErrorCode.INVALID_ARGUMENT, "a ledger in Redis needs CONVEYOR_REDIS_URL"
         )
     return RedisPermits(server, environment=options.environment)
+
+
+def _signals(
+    options: ProdOptions, server: RedisServer | None, clock: Clock, stack: AsyncExitStack
+) -> Signals:
+    if server is None:
+        return EndSignals()
+    signals = RedisSignals(server, clock, environment=options.environment)
+    stack.push_async_callback(signals.aclose)
+    return signals
 
 
 def _workers(

@@ -29,6 +29,7 @@ class ProdOptions:
     rate_limit: float = 0.0
     rate_limit_burst: int = 20
     fire_retention_days: int = 30
+    row_retention_days: int = 30
 
     @property
     def services(self) -> tuple[str, ...]:

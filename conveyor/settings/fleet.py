@@ -83,6 +83,13 @@ FLEET_SETTINGS: tuple[Setting, ...] = (
         used_by=FLEET,
     ),
     Setting(
+        "aws_carrier",
+        "word",
+        "of the frequent calls to AWS: `http`, Conveyor's own client, or `boto`, boto3 in threads",
+        one_of("http", "boto"),
+        used_by=FLEET,
+    ),
+    Setting(
         "metrics_host",
         "address",
         "where the roles answer /metrics, /healthz and /readyz",

@@ -52,7 +52,6 @@ OPERATION: tuple[Setting, ...] = (
         "days",
         "that an ended run is kept beyond its last result; 0 keeps it",
         lasting(0, MOST_DAYS),
-        used_by=WORKERS,
     ),
     Setting(
         "delivery_retention_days",

@@ -109,6 +109,7 @@ class Settings:
     aws_attempts: int = 8
     aws_threads: int = 16
     aws_receive_threads: int = 32
+    aws_carrier: str = "http"
     metrics_host: str = "0.0.0.0"
     metrics_port: int = 9001
     api_keys: str = ""

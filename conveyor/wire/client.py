@@ -20,6 +20,9 @@ RESET_SECONDS = 0.1
 FRESH_SECONDS = 1.0
 """A request that may not be repeated uses a kept connection only if it was idle for less."""
 
+APART = 65_536
+"""Bytes of a body above which it is not copied behind its head."""
+
 
 class Answer(AsyncIterator[bytes]):
     """An answer whose head has arrived, and an iterator of its body, which can be read once.
@@ -49,6 +52,11 @@ class Answer(AsyncIterator[bytes]):
         if self._reader.is_complete:
             return self._reader.take()
         return b"".join([piece async for piece in self])
+
+    def allow(self, seconds: float) -> None:
+        """Let the rest of the body be there within so many seconds from now, `inf` for no limit,
+        in place of the time that was given with the request."""
+        self._connection.allow(self._connection.now() + seconds)
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError: RAGGED
@@ -124,7 +132,9 @@ class HttpClient:
         second. Raises TransportError, and nothing else, whatever the URL.
         """
         origin, target = split_url(url)
-        request = write_request(method, target, origin.authority, headers, body)
+        is_apart = body is not None and len(body) > APART
+        request = write_request(method, target, origin.authority, headers, body, head_only=is_apart)
+        apart = body if is_apart and body is not None else b""
         opened = self._opened or self._open()
         deadline = opened.loop.time() + timeout
         idle_for = KEEP_ALIVE if repeatable else FRESH_SECONDS
@@ -140,7 +150,9 @@ class HttpClient:
             sent += 1
             first_byte = self._options.first_byte
             answer_by = None if first_byte is None else opened.loop.time() + first_byte
-            awaited = connection.begin(request, method, deadline=deadline, answer_by=answer_by)
+            awaited = connection.begin(
+                request, method, deadline=deadline, answer_by=answer_by, body=apart
+            )
             try:
                 reader = await awaited
                 return Answer(connection, reader, self._options.ragged_end, sent)

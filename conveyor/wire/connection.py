@@ -10,6 +10,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from math import inf
 from typing import cast
 
 from conveyor.wire.errors import TransportError, TransportTrouble
@@ -102,9 +103,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.error: TransportError | None = None
 
     def begin(
-        self, request: bytes, method: str, *, deadline: float, answer_by: float | None = None
+        self,
+        request: bytes,
+        method: str,
+        *,
+        deadline: float,
+        answer_by: float | None = None,
+        body: bytes = b"",
     ) -> asyncio.Future[ResponseReader]:
-        """Send a request; return a future of its answer, which is done once the head is there.
+        """Send a request, and the body after it; return a future of its answer, which is done once
+        the head is there.
 
         Both times are the loop's: the answer is to be whole at `deadline`, its head at `answer_by`.
         The future raises TransportError.
@@ -121,8 +129,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         # by then, and setting a timer costs more than reading the clock when it rings.
         if self._timer is None or self._timer_at > due:
             self._set_timer(due)
-        tls = self._tls
-        self._transport.write(request if tls is None else tls.encrypt(request))
+        self._write(request)
+        if body:
+            self._write(body)
         self._waiter = waiter = loop.create_future()
         return waiter
 
@@ -136,6 +145,19 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._is_paused = False
             self._transport.resume_reading()
         return waiter
+
+    def now(self) -> float:
+        """Return the loop's time."""
+        return self._loop.time()
+
+    def allow(self, deadline: float) -> None:
+        """Let the rest of the answer under way be there at another time of the loop, which may be
+        never."""
+        if self._reader is None:
+            return
+        self._whole_by = self._due = deadline
+        if deadline < inf and (self._timer is None or self._timer_at > deadline):
+            self._set_timer(deadline)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
         """Speak TLS from here on. Raises TransportError."""
@@ -212,6 +234,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # -- exchanges --
 
+    def _write(self, data: bytes) -> None:
+        tls = self._tls
+        self._transport.write(data if tls is None else tls.encrypt(data))
+
     def _decrypt(self, tls: TlsSession, data: bytes) -> bytes:
         handshake = self._handshake
         if handshake is not None:
@@ -283,7 +309,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self._loop.time() >= self._due:
             self._fail(TransportError(TransportTrouble.TIMEOUT))
-        else:
+        elif self._due < inf:
             self._set_timer(self._due)
 
     def _fail(self, error: TransportError) -> None:

@@ -100,7 +100,7 @@ class Connector:
 
     def _make_context(self) -> ssl.SSLContext:
         try:
-            return client_context(self._options.authority)
+            return client_context(self._options.authority, alone=self._options.alone)
         except OSError as error:
             if (meant := unreached(error)).trouble is TransportTrouble.EXHAUSTED:
                 raise meant from None

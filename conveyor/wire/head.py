@@ -52,6 +52,13 @@ class HeaderFields:
             return default
         return [value.decode("utf-8", "surrogateescape") for value in values]
 
+    def firsts(self) -> dict[str, str]:
+        """Return the first field of each name, by its name in lowercase."""
+        return {
+            name.decode(): values[0].decode("utf-8", "surrogateescape")
+            for name, values in self._fields.items()
+        }
+
 
 class Framing(Enum):
     """The mark of a body's end."""

@@ -44,13 +44,15 @@ def read_proxy(url: str) -> Proxy:
 class ClientOptions:
     """Options of a client. Times are in seconds.
 
-    `authority` is a PEM file of authorities beside the system's. `connect` bounds the making of a
+    `authority` is a PEM file of authorities beside the system's, or in their place if it stands
+    `alone`. `connect` bounds the making of a
     connection, `first_byte` the wait for the head of an answer. `ragged_end` accepts a body over
     TLS that ends with the connection, without close_notify. Connections go through `proxy`, if
     there is one. A connection holds at most `held` bytes until they are taken.
     """
 
     authority: Path | None = None
+    alone: bool = False
     connect: float = CONNECT_SECONDS
     first_byte: float | None = None
     ragged_end: bool = False

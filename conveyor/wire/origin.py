@@ -52,10 +52,16 @@ def read_origin(scheme: str, authority: str) -> Origin:
 
 
 def write_request(
-    method: str, target: str, authority: str, headers: Mapping[str, str], body: bytes | None
+    method: str,
+    target: str,
+    authority: str,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    *,
+    head_only: bool = False,
 ) -> bytes:
-    """Write a request. Raises TransportError(UNSENDABLE) for a name or value that HTTP cannot
-    carry."""
+    """Write a request, or its head only. Raises TransportError(UNSENDABLE) for a name or value that
+    HTTP cannot carry."""
     if method not in _names:
         _learn(method)
     lines = [f"{method} {target} HTTP/1.1\r\nHost: {authority}"]
@@ -75,7 +81,7 @@ def write_request(
         head = (text + "\r\n\r\n").encode()
     except UnicodeEncodeError:
         raise TransportError(TransportTrouble.UNSENDABLE) from None
-    return head if body is None else head + body
+    return head if body is None or head_only else head + body
 
 
 _MAX_NAMES = 1_024

@@ -15,13 +15,14 @@ _RECORD = 65_536
 _NO_PROTOCOL = "no application protocol"
 
 
-def client_context(authority: Path | None) -> ssl.SSLContext:
-    """Make the settings of TLS clients: the system's authorities, and those in a PEM file.
+def client_context(authority: Path | None, *, alone: bool = False) -> ssl.SSLContext:
+    """Make the settings of TLS clients: the system's authorities, and those in a PEM file, or the
+    latter alone.
 
     Raises OSError or ssl.SSLError if the file cannot be used.
     """
-    context = ssl.create_default_context()
-    if authority is not None:
+    context = ssl.create_default_context(cafile=authority if alone else None)
+    if authority is not None and not alone:
         context.load_verify_locations(cafile=authority)
     context.set_alpn_protocols(["http/1.1"])
     # A handshake in the middle would keep a request from being written.

@@ -6,13 +6,13 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsOptions
-from tests.conformance.emulators import use_test_keys
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
+from tests.conformance.emulators import aws_options, use_test_keys
 
 ATTEMPTS = 3
 REQUEST_ID = b"x-amzn-RequestId: 52fdfc07"
@@ -37,7 +37,7 @@ def bare(body: bytes, *more: bytes, status: int = 200) -> bytes:
 
 
 @asynccontextmanager
-async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[BotoAws]:
+async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[AwsClient]:
     """Open the AWS transport over a server that gives these answers, one a connection, for these
     services."""
     left = list(answers)
@@ -53,11 +53,11 @@ async def answering(*answers: bytes, services: Sequence[str]) -> AsyncIterator[B
             await aws.aclose()
 
 
-async def open_at(endpoint: str, *services: str) -> BotoAws:
+async def open_at(endpoint: str, *services: str) -> AwsClient:
     """Open the AWS transport over the server at an endpoint, in the place of these services. A call
     is tried ATTEMPTS times."""
     use_test_keys()
-    options = AwsOptions(
+    options = aws_options(
         dynamodb_endpoint=endpoint,
         kms_endpoint=endpoint,
         s3_endpoint=endpoint,
@@ -71,11 +71,14 @@ async def open_at(endpoint: str, *services: str) -> BotoAws:
 
 @dataclass(slots=True)
 class Proxy:
-    """A proxy before a service, which answers for it while `says` is set; `spoke` counts."""
+    """A proxy before a service, which answers for it while `says` is set; `spoke` counts. The next
+    request waits while it `holds` one; `has_one` is set once it does."""
 
     url: str
     says: bytes | None = None
     spoke: int = 0
+    holds: asyncio.Event | None = None
+    has_one: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @asynccontextmanager
@@ -88,6 +91,10 @@ async def proxy(service: str) -> AsyncIterator[Proxy]:
         if made.says is not None:
             made.spoke += 1
             return made.says
+        held, made.holds = made.holds, None
+        if held is not None:
+            made.has_one.set()
+            await held.wait()
         head, _, body = request.partition(b"\r\n\r\n")
         reader, writer = await asyncio.open_connection(there.hostname, there.port)
         writer.write(head + b"\r\nConnection: close\r\n\r\n" + body)

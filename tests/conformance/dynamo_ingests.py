@@ -18,7 +18,8 @@ from conveyor.domain.model import Ingest, IngestStatus, RunStats, RunStatus, Tas
 from conveyor.domain.shards import Shards
 from conveyor.ports.ingestion import StagedRows
 from conveyor.ports.records import StoredResponse
-from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.runs import query_all
 from conveyor.prod.dynamodb.schema import (
@@ -31,7 +32,7 @@ from conveyor.prod.dynamodb.schema import (
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.production_store import account, dynamodb, new_name
 from tests.conformance.world import World, spec
 
 DB = "dynamodb"
@@ -166,12 +167,12 @@ async def open_ingests(clock: FakeClock) -> AsyncIterator[Ingests]:
     test, and a transaction whose token is known already is not carried out."""
     client, options = await anyio.to_thread.run_sync(dynamodb)
     system = SystemClock()
-    aws = BotoAws({DB: client}, options, system)
+    aws = over_clients({DB: client}, options, system, credentials=account())
     name = new_name()
     await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
 
-    async def process(seam: FaultyAws | BotoAws) -> DynamoStore:
+    async def process(seam: FaultyAws | AwsClient) -> DynamoStore:
         worker = secrets.token_hex(6)
         return await open_store(seam, table=name, clock=system, worker=worker, flush_interval=0)
 
@@ -181,6 +182,7 @@ async def open_ingests(clock: FakeClock) -> AsyncIterator[Ingests]:
     for store in stores:
         await store.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})
+    await aws.aclose()
 
 
 def away() -> ConveyorError:

@@ -15,8 +15,8 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.records import KeyClaim
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Aws, CallStats
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.aws.refusals import DeployedAws
 from conveyor.prod.dynamodb.client import Item, Table
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
@@ -33,7 +33,7 @@ from conveyor.prod.dynamodb.schema import (
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
-from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.production_store import account, dynamodb, new_name
 from tests.conformance.world import World
 
 DB = "dynamodb"
@@ -91,16 +91,27 @@ class Bench:
         assert [row.index for row in await self.other.rows(run_id)] == indexes
 
 
+class _Clock(SystemClock):
+    """A real clock but for the time of day, which is virtual."""
+
+    def __init__(self, virtual: FakeClock) -> None:
+        super().__init__()
+        self._virtual = virtual
+
+    def now(self) -> int:
+        return self._virtual.now()
+
+
 @asynccontextmanager
-async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
-    """An empty table, removed in the end.
+async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[Bench]:
+    """An empty table, removed in the end. Rows stay `row_days` past their results.
 
     Ids and tokens come from a real clock: virtual ones make the same in each test, and a
     transaction whose token is known already is not carried out.
     """
     client, options = await anyio.to_thread.run_sync(dynamodb)
-    system = SystemClock()
-    aws = BotoAws({DB: client}, options, system)
+    system = _Clock(clock)
+    aws = over_clients({DB: client}, options, system, credentials=account())
     name = new_name()
     await aws.call(DB, "create_table", table_parameters(name))
     faults = FaultyAws(aws)
@@ -108,7 +119,14 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     async def process(behind: Aws) -> DynamoStore:
         seam = DeployedAws(behind, aws.stats, system, resources={})
         worker = secrets.token_hex(6)
-        return await open_store(seam, table=name, clock=system, worker=worker, flush_interval=0)
+        return await open_store(
+            seam,
+            table=name,
+            clock=system,
+            worker=worker,
+            flush_interval=0,
+            row_retention_days=row_days,
+        )
 
     store, other = await process(faults), await process(aws)
     worlds = World(store, clock), World(other, clock)
@@ -116,6 +134,7 @@ async def open_bench(clock: FakeClock) -> AsyncIterator[Bench]:
     await store.aclose()
     await other.aclose()
     await aws.call(DB, "delete_table", {"TableName": name})
+    await aws.aclose()
 
 
 def away() -> ConveyorError:

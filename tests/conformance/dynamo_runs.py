@@ -17,9 +17,10 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job, NewTask, Run, Spend
 from conveyor.domain.shards import shards_of
 from conveyor.ports.records import IdempotencyScope, StoredResponse
-from conveyor.prod.aws.boto import BotoAws, open_aws
 from conveyor.prod.aws.calls import Answer as AwsAnswer
-from conveyor.prod.aws.calls import Aws, AwsOptions, AwsRefused, Parameters
+from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, RunRow, new_run_item
 from conveyor.prod.dynamodb.schema import place_key, table_parameters
@@ -27,7 +28,7 @@ from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item
 from conveyor.prod.dynamodb.tasks import DynamoTasks
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 from tests.conformance.world import World
 
 Wanted = Callable[[str, Parameters], bool]
@@ -178,7 +179,7 @@ class TasksStore:
 class TableBench:
     """A table of its own, and any number of processes that work its runs. Time is virtual."""
 
-    def __init__(self, aws: BotoAws, name: str, clock: FakeClock) -> None:
+    def __init__(self, aws: AwsClient, name: str, clock: FakeClock) -> None:
         self._aws = aws
         self.seam = FaultySeam(aws)
         self.clock = clock
@@ -231,7 +232,7 @@ class TableBench:
 
 async def open_bench(clock: FakeClock) -> TableBench:
     """An empty table."""
-    options = AwsOptions(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
+    options = aws_options(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
     aws = await open_aws(options, SystemClock(), "dynamodb")
     name = f"conveyor-runs-{secrets.token_hex(6)}"
     await aws.call("dynamodb", "create_table", cast("dict[str, Any]", table_parameters(name)))

@@ -17,8 +17,9 @@ import anyio.to_thread
 
 from conveyor.clock import SystemClock
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import SHAPE, Item, Table, Tagged, tag, untag_all
 from conveyor.prod.dynamodb.schema import (
     KNOWN_SHAPE,
@@ -29,7 +30,7 @@ from conveyor.prod.dynamodb.schema import (
 )
 from conveyor.prod.dynamodb.store import open_store
 from conveyor.testing.clock import FakeClock
-from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.production_store import account, dynamodb, new_name
 from tests.conformance.world import CALLER, World
 
 LATER = "added_later"
@@ -115,7 +116,7 @@ class Versions:
     older: World
     today: World
     newer: World
-    aws: BotoAws
+    aws: AwsClient
 
     async def item(self, key: Key) -> Item:
         """An item as it lies there, of any shape."""
@@ -170,7 +171,7 @@ async def open_versions(clock: FakeClock) -> AsyncIterator[Versions]:
     """An empty table, removed in the end."""
     client, options = await anyio.to_thread.run_sync(dynamodb)
     system = SystemClock()
-    aws = BotoAws({"dynamodb": client}, options, system)
+    aws = over_clients({"dynamodb": client}, options, system, credentials=account())
     name = new_name()
     await aws.call("dynamodb", "create_table", table_parameters(name))
     seams: list[Aws] = [
@@ -189,6 +190,7 @@ async def open_versions(clock: FakeClock) -> AsyncIterator[Versions]:
     for store in stores:
         await store.aclose()
     await aws.call("dynamodb", "delete_table", {"TableName": name})
+    await aws.aclose()
 
 
 def export_of(world: World, job_id: str, run_id: str) -> Export:

@@ -5,6 +5,8 @@
   used as it is; `scripts/emulators run` sets them.
 - `CONVEYOR_TEST_REDIS_SERVER`: program of a Redis or Valkey, for tests that start and stop one of
   their own.
+- `CONVEYOR_AWS_CARRIER=boto`: all calls to AWS go through boto3, rather than the frequent ones over
+  Conveyor's own HTTP client.
 - `CONVEYOR_TEST_AWS=1`: the services are AWS's own in us-east-1, with the account's keys; Redis
   stays local. Names have a random tail. It is for the suite that every store passes, the tests of
   S3 and of `conveyor admin`, and fleets. Tests that move the clock of SQS are left out; those that
@@ -26,9 +28,11 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+
+from conveyor.prod.aws.calls import AwsOptions
 
 PREFIX = "CONVEYOR_TEST_"
 REGION = "us-east-1"
@@ -60,6 +64,11 @@ def address(variable: str) -> str:
     if not on_aws():
         use_test_keys()
     return found
+
+
+def aws_options(**given: Any) -> AwsOptions:
+    """The options of calls to AWS, over the carrier that CONVEYOR_AWS_CARRIER names."""
+    return AwsOptions(**{"carrier": os.environ.get("CONVEYOR_AWS_CARRIER", "http"), **given})
 
 
 def redis_server() -> str:

@@ -13,15 +13,15 @@ import redis
 from botocore.config import Config
 
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits
 from conveyor.prod.dynamodb.schema import table_parameters
 from conveyor.prod.redis.permits import HOLD, RedisPermits, ledger_key
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import START, FakeClock
-from tests.conformance.emulators import REGION, address
+from tests.conformance.emulators import REGION, address, aws_options
 
 LONG_AGO = 3_600.0
 
@@ -50,8 +50,10 @@ class VirtualRedis:
         key = ledger_key(self.environment)
         named = math.ceil((self._lease if lease is None else lease) * 1_000)
         with redis.Redis.from_url(self._url) as client:
-            client.delete(key)
-            client.eval(HOLD.text, 1, key, "X", "x", 0, 0, 1, 0, 0, named, self.instant(after))
+            keys = HOLD.keys(key)
+            client.delete(*keys)
+            call = ("X", "x", 0, 0, 1, 0, 0, named, self.instant(after))
+            client.eval(HOLD.text, len(keys), *keys, *call)
 
     def come_back_empty(self, *, lease: float | None = None) -> Permits:
         """Lose everything; somebody calls at once, as of `begin`."""
@@ -61,7 +63,7 @@ class VirtualRedis:
     async def aclose(self) -> None:
         """Leave nothing behind."""
         with redis.Redis.from_url(self._url) as client:
-            client.delete(ledger_key(self.environment))
+            client.delete(*HOLD.keys(ledger_key(self.environment)))
         await self._server.aclose()
 
 
@@ -106,13 +108,14 @@ def dynamodb() -> tuple[Any, str, AwsOptions]:
         client.close()
 
     atexit.register(remove)
-    return client, name, AwsOptions(dynamodb_endpoint=endpoint)
+    # Through boto3, for nobody closes what a test opens here.
+    return client, name, aws_options(dynamodb_endpoint=endpoint, carrier="boto")
 
 
 def permits_table(clock: FakeClock) -> Table:
     """Open the shared table, over a transport that belongs to the running loop."""
     client, name, options = dynamodb()
-    return Table(BotoAws({"dynamodb": client}, options, clock), name, clock)
+    return Table(over_clients({"dynamodb": client}, options, clock, credentials=None), name, clock)
 
 
 def dynamo_permits(clock: FakeClock) -> Permits:

@@ -14,14 +14,17 @@ from typing import Any
 
 import anyio.to_thread
 from botocore.config import Config
+from botocore.credentials import Credentials
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_session
+from conveyor.prod.aws.boto import open_session
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, table_parameters
 from conveyor.prod.dynamodb.store import DynamoStore, open_store
-from tests.conformance.emulators import REGION, address, on_aws
+from tests.conformance.emulators import REGION, address, aws_options, on_aws
 
 THREADS = 16
 
@@ -29,7 +32,9 @@ THREADS = 16
 class OwnStore:
     """A store, and what is to be done once it is closed."""
 
-    def __init__(self, store: DynamoStore, release: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, store: DynamoStore, aws: AwsClient, release: Callable[[], Awaitable[None]]
+    ) -> None:
         self.jobs = store.jobs
         self.runs = store.runs
         self.idempotency = store.idempotency
@@ -43,6 +48,7 @@ class OwnStore:
         self.deliveries = store.deliveries
         self.schedules = store.schedules
         self._store = store
+        self._aws = aws
         self._release = release
 
     @property
@@ -59,6 +65,7 @@ class OwnStore:
         """Close the store, then let go of its table."""
         await self._store.aclose()
         await self._release()
+        await self._aws.aclose()
 
 
 async def open_production(_path: Path, _now: int) -> OwnStore:
@@ -69,7 +76,7 @@ async def open_production(_path: Path, _now: int) -> OwnStore:
     """
     client, options = await anyio.to_thread.run_sync(dynamodb)
     # Belongs to the running loop, unlike the client, which takes a while to make.
-    aws = BotoAws({"dynamodb": client}, options, SystemClock())
+    aws = over_clients({"dynamodb": client}, options, SystemClock(), credentials=account())
     name, release = await (_shared_table(aws) if on_aws() else _fresh_table(aws))
     store = await open_store(
         aws,
@@ -78,7 +85,7 @@ async def open_production(_path: Path, _now: int) -> OwnStore:
         worker=f"worker-{secrets.token_hex(6)}",
         flush_interval=0.0,
     )
-    return OwnStore(store, release)
+    return OwnStore(store, aws, release)
 
 
 @cache
@@ -91,10 +98,16 @@ def dynamodb() -> tuple[Any, AwsOptions]:
         config=Config(retries={"total_max_attempts": 1}, max_pool_connections=THREADS),
     )
     atexit.register(client.close)
-    return client, AwsOptions(dynamodb_endpoint=endpoint, threads=THREADS)
+    return client, aws_options(dynamodb_endpoint=endpoint, threads=THREADS)
 
 
-async def _fresh_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]]:
+@cache
+def account() -> Credentials:
+    """The credentials of this process."""
+    return open_session(REGION).get_credentials()
+
+
+async def _fresh_table(aws: AwsClient) -> tuple[str, Callable[[], Awaitable[None]]]:
     """A table for one test: an emulator makes it in a few milliseconds."""
     name = new_name()
     await aws.call("dynamodb", "create_table", table_parameters(name))
@@ -105,7 +118,7 @@ async def _fresh_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]
     return name, release
 
 
-async def _shared_table(aws: BotoAws) -> tuple[str, Callable[[], Awaitable[None]]]:
+async def _shared_table(aws: AwsClient) -> tuple[str, Callable[[], Awaitable[None]]]:
     """The one table of all tests, emptied after each: AWS takes half a minute to make one."""
     name = await anyio.to_thread.run_sync(_made_once)
     return name, partial(_empty, Table(aws, name, SystemClock()))

@@ -7,25 +7,33 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache, partial
+from typing import Any
 
 import anyio
+from botocore.credentials import Credentials
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_aws
+from conveyor.prod.aws.boto import make_clients
 from conveyor.prod.aws.calls import Aws, AwsOptions
-from tests.conformance.emulators import REGION, address
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import over_clients
+from tests.conformance.emulators import REGION, address, aws_options
+
+_Clients = tuple[dict[str, Any], Credentials | None]
 
 
 @asynccontextmanager
-async def empty_bucket() -> AsyncIterator[tuple[BotoAws, str]]:
+async def empty_bucket() -> AsyncIterator[tuple[AwsClient, str]]:
     """Return the transport, and the name of an empty bucket.
 
     SeaweedFS keeps the directories of removed keys for a while, and completes no upload in parts
     under the name of one: a test's keys must not be the directories of another's.
     """
-    aws, bucket = await anyio.to_thread.run_sync(_bucket)
+    clients, options, bucket = await anyio.to_thread.run_sync(_bucket)
+    aws = _over(clients, options)
     await remove_everything(aws, bucket)
     yield aws, bucket
+    await aws.aclose()
 
 
 async def remove_everything(aws: Aws, bucket: str) -> None:
@@ -45,27 +53,24 @@ async def unfinished_uploads(aws: Aws, bucket: str) -> list[str]:
     return [upload["Key"] for upload in answer.get("Uploads", [])]
 
 
-async def open_s3() -> BotoAws:
-    """Open the transport to the server."""
-    options = AwsOptions(s3_endpoint=address("CONVEYOR_TEST_S3"), region=REGION)
-    return await open_aws(options, SystemClock(), "s3")
+def _over(clients: _Clients, options: AwsOptions) -> AwsClient:
+    """Belongs to the running loop, unlike the clients, which take a while to make."""
+    return over_clients(clients[0], options, SystemClock(), credentials=clients[1])
 
 
 @cache
-def _bucket() -> tuple[BotoAws, str]:
-    """Made in a loop of its own, and outliving it: making a client takes a while."""
-    aws, bucket = anyio.run(_make_bucket)
+def _bucket() -> tuple[_Clients, AwsOptions, str]:
+    """Made once; the bucket goes at the end."""
+    options = aws_options(s3_endpoint=address("CONVEYOR_TEST_S3"), region=REGION)
+    clients = make_clients(options, ("s3",))
+    bucket = f"conveyor-test-{secrets.token_hex(6)}"
+    clients[0]["s3"].create_bucket(Bucket=bucket)
 
     async def remove() -> None:
+        aws = _over(clients, options)
         await remove_everything(aws, bucket)
         await aws.call("s3", "delete_bucket", {"Bucket": bucket})
         await aws.aclose()
 
     atexit.register(partial(anyio.run, remove))
-    return aws, bucket
-
-
-async def _make_bucket() -> tuple[BotoAws, str]:
-    aws, bucket = await open_s3(), f"conveyor-test-{secrets.token_hex(6)}"
-    await aws.call("s3", "create_bucket", {"Bucket": bucket})
-    return aws, bucket
+    return clients, options, bucket

@@ -18,12 +18,13 @@ from conveyor.clock import SystemClock
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import run_queue
 from conveyor.prod.admin.resources import QueuesResource
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, AwsOptions, AwsRefused, Parameters
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.sqs.queues import LONG_POLLS, SqsQueues
 from conveyor.prod.sqs.registry import Generation, prefix
 from conveyor.testing.clock import FakeClock
-from tests.conformance.emulators import REGION, address, on_aws, unavailable
+from tests.conformance.emulators import REGION, address, aws_options, on_aws, unavailable
+from tests.conformance.production_store import account
 from tests.conformance.queue_rows import Rows
 from tests.patient import SECONDS
 
@@ -161,7 +162,7 @@ class SqsBench:
 def _client() -> tuple[Any, AwsOptions]:
     """A client, made once, and where it asks."""
     endpoint = address("CONVEYOR_TEST_SQS")
-    options = AwsOptions(sqs_endpoint=endpoint)
+    options = aws_options(sqs_endpoint=endpoint)
     client = boto3.session.Session(region_name=REGION).client(
         "sqs",
         endpoint_url=endpoint,
@@ -180,10 +181,11 @@ async def sqs_bench(*, max_receives: int = 1_000) -> AsyncIterator[SqsBench]:
         unavailable("the clock of real SQS cannot be moved")
     client, options = await anyio.to_thread.run_sync(_client)
     # Belongs to the running loop, unlike the client, which takes a while to make.
-    aws = BotoAws({"sqs": client}, options, SystemClock())
+    aws = over_clients({"sqs": client}, options, SystemClock(), credentials=account())
     bench = SqsBench(aws, options.sqs_endpoint, max_receives=max_receives)
     resource = QueuesResource(
         aws, SystemClock(), environment=bench.environment, max_receives=max_receives
     )
     await resource.ensure()
     yield bench
+    await aws.aclose()

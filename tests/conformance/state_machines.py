@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsOptions
-from tests.conformance.emulators import address, on_aws
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
+from tests.conformance.emulators import address, aws_options, on_aws
 
 SFN, SQS = "stepfunctions", "sqs"
 ROLE = "arn:aws:iam::000000000000:role/conveyor-test"
@@ -27,7 +27,7 @@ PATIENCE = 60.0
 class Machine:
     """A state machine whose only state sends its task token to a queue, and waits."""
 
-    aws: BotoAws
+    aws: AwsClient
     arn: str
     queue: str
 
@@ -64,7 +64,7 @@ async def state_machine() -> AsyncIterator[Machine]:
         pytest.skip("a state machine on AWS needs a role that the tests do not make")
     endpoint = address("CONVEYOR_TEST_STEPFUNCTIONS")
     # This emulator's state machines send to its own queues, not to those of the SQS emulator.
-    options = AwsOptions(stepfunctions_endpoint=endpoint, sqs_endpoint=endpoint)
+    options = aws_options(stepfunctions_endpoint=endpoint, sqs_endpoint=endpoint)
     aws = await open_aws(options, SystemClock(), SFN, SQS)
     name = f"conveyor-test-{secrets.token_hex(6)}"
     queue = (await aws.call(SQS, "create_queue", {"QueueName": name}))["QueueUrl"]

@@ -11,10 +11,10 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.admin.checks import MADE, blobs_problem
 from conveyor.prod.admin.resources import BucketResource
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.s3.bucket import OWNER_KEY, ensure_bucket, own
-from tests.conformance.emulators import REGION, address
+from tests.conformance.emulators import REGION, address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -22,8 +22,8 @@ CLOCK = SystemClock()
 
 
 @pytest.fixture
-async def aws() -> AsyncIterator[BotoAws]:
-    opened = await open_aws(AwsOptions(s3_endpoint=address("CONVEYOR_TEST_S3")), CLOCK, "s3")
+async def aws() -> AsyncIterator[AwsClient]:
+    opened = await open_aws(aws_options(s3_endpoint=address("CONVEYOR_TEST_S3")), CLOCK, "s3")
     yield opened
     await opened.aclose()
 
@@ -33,7 +33,7 @@ def name() -> str:
     return f"conveyor-admin-{secrets.token_hex(6)}"
 
 
-async def test_a_bucket_is_removed_with_all_that_is_in_it(aws: BotoAws, name: str) -> None:
+async def test_a_bucket_is_removed_with_all_that_is_in_it(aws: AwsClient, name: str) -> None:
     bucket = BucketResource(aws, name, region=REGION, environment="one")
     assert await bucket.ensure() == MADE
     assert await bucket.problem() is None
@@ -48,7 +48,7 @@ async def test_a_bucket_is_removed_with_all_that_is_in_it(aws: BotoAws, name: st
     assert await bucket.remove() is False
 
 
-async def test_a_versioned_bucket_is_removed_with_every_version(aws: BotoAws, name: str) -> None:
+async def test_a_versioned_bucket_is_removed_with_every_version(aws: AwsClient, name: str) -> None:
     bucket = BucketResource(aws, name, region=REGION, environment="one")
     await bucket.ensure()
     await aws.call(
@@ -70,7 +70,7 @@ async def test_a_versioned_bucket_is_removed_with_every_version(aws: BotoAws, na
     assert "does not exist" in str(await bucket.problem())
 
 
-async def test_versions_of_what_was_deleted_expire(aws: BotoAws, name: str) -> None:
+async def test_versions_of_what_was_deleted_expire(aws: AwsClient, name: str) -> None:
     """Else a delete that a caller asked for would keep every body."""
     bucket = BucketResource(aws, name, region=REGION, environment="one")
     await bucket.ensure()
@@ -82,7 +82,7 @@ async def test_versions_of_what_was_deleted_expire(aws: BotoAws, name: str) -> N
     await bucket.remove()
 
 
-async def test_every_call_of_a_role_is_tried_and_nothing_is_left(aws: BotoAws, name: str) -> None:
+async def test_every_call_of_a_role_is_tried_and_nothing_is_left(aws: AwsClient, name: str) -> None:
     bucket = BucketResource(aws, name, region=REGION, environment="one")
     await bucket.ensure()
     assert await blobs_problem(aws, name, CLOCK) is None
@@ -95,7 +95,7 @@ async def test_every_call_of_a_role_is_tried_and_nothing_is_left(aws: BotoAws, n
 
 
 async def test_a_bucket_of_another_environment_is_neither_used_nor_removed(
-    aws: BotoAws, name: str
+    aws: AwsClient, name: str
 ) -> None:
     one = BucketResource(aws, name, region=REGION, environment="one")
     other = BucketResource(aws, name, region=REGION, environment="other")
@@ -114,7 +114,7 @@ async def test_a_bucket_of_another_environment_is_neither_used_nor_removed(
 
 
 async def test_a_bucket_that_was_there_is_owned_by_the_first_who_comes(
-    aws: BotoAws, name: str
+    aws: AwsClient, name: str
 ) -> None:
     await ensure_bucket(aws, name, region=REGION)
     one = BucketResource(aws, name, region=REGION, environment="one")

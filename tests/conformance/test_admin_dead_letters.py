@@ -20,8 +20,8 @@ from conveyor.ports.queues import (
 )
 from conveyor.prod.admin.dead_letters import DeadLetters, Letter, open_dead_letters
 from conveyor.prod.admin.resources import QueuesResource, TableResource
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
@@ -29,7 +29,7 @@ from conveyor.prod.options import ProdOptions
 from conveyor.prod.sqs.messages import MISPLACED, NO_MESSAGE, OF_ANOTHER_VERSION
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.sqs.registry import prefix
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -41,7 +41,7 @@ REASON = "a part of the staged list is missing"
 class Fleet:
     """The queues of one environment, and its dead letters."""
 
-    def __init__(self, aws: BotoAws, options: ProdOptions, letters: DeadLetters) -> None:
+    def __init__(self, aws: AwsClient, options: ProdOptions, letters: DeadLetters) -> None:
         self.letters = letters
         self.aws = aws
         table = Table(aws, options.table, CLOCK)
@@ -80,7 +80,7 @@ class Fleet:
 async def fleet() -> AsyncIterator[Fleet]:
     environment = f"test-{secrets.token_hex(6)}"
     options = ProdOptions(
-        aws=AwsOptions(
+        aws=aws_options(
             dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"),
             sqs_endpoint=address("CONVEYOR_TEST_SQS"),
         ),

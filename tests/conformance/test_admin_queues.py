@@ -12,11 +12,11 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.prod.admin.checks import MADE, queues_problem
 from conveyor.prod.admin.resources import QueuesResource
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.sqs.registry import RETENTION
 from conveyor.prod.sqs.registry import prefix as prefix_of
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -25,43 +25,43 @@ MAX_RECEIVES = 50
 
 
 @pytest.fixture
-async def aws() -> AsyncIterator[BotoAws]:
-    opened = await open_aws(AwsOptions(sqs_endpoint=address("CONVEYOR_TEST_SQS")), CLOCK, "sqs")
+async def aws() -> AsyncIterator[AwsClient]:
+    opened = await open_aws(aws_options(sqs_endpoint=address("CONVEYOR_TEST_SQS")), CLOCK, "sqs")
     yield opened
     await opened.aclose()
 
 
 @pytest.fixture
-async def prefix(aws: BotoAws) -> AsyncIterator[str]:
+async def prefix(aws: AwsClient) -> AsyncIterator[str]:
     """Return the prefix of the queue names of one test; remove its queues afterwards."""
     environment = f"admin-{secrets.token_hex(6)}"
     yield prefix_of(environment)
     await queues(aws, prefix_of(environment)).remove()
 
 
-def queues(aws: BotoAws, prefix: str) -> QueuesResource:
+def queues(aws: AwsClient, prefix: str) -> QueuesResource:
     environment = prefix.removeprefix("conveyor-").removesuffix("-")
     return QueuesResource(aws, CLOCK, environment=environment, max_receives=MAX_RECEIVES)
 
 
-async def url(aws: BotoAws, name: str) -> dict[str, str]:
+async def url(aws: AwsClient, name: str) -> dict[str, str]:
     answer = await aws.call("sqs", "get_queue_url", {"QueueName": name})
     return {"QueueUrl": answer["QueueUrl"]}
 
 
-async def attributes(aws: BotoAws, name: str) -> dict[str, Any]:
+async def attributes(aws: AwsClient, name: str) -> dict[str, Any]:
     where = await url(aws, name)
     answer = await aws.call("sqs", "get_queue_attributes", {**where, "AttributeNames": ["All"]})
     found: dict[str, Any] = answer["Attributes"]
     return found
 
 
-async def names(aws: BotoAws, prefix: str) -> set[str]:
+async def names(aws: AwsClient, prefix: str) -> set[str]:
     answer = await aws.call("sqs", "list_queues", {"QueueNamePrefix": prefix})
     return {found.rpartition("/")[2].removeprefix(prefix) for found in answer.get("QueueUrls", [])}
 
 
-async def test_queues_are_made_once_and_then_found_right(aws: BotoAws, prefix: str) -> None:
+async def test_queues_are_made_once_and_then_found_right(aws: AwsClient, prefix: str) -> None:
     resource = queues(aws, prefix)
     assert "dead-letter does not exist" in str(await resource.problem())
     assert await resource.ensure() == MADE
@@ -71,7 +71,7 @@ async def test_queues_are_made_once_and_then_found_right(aws: BotoAws, prefix: s
 
 
 async def test_what_is_received_too_often_goes_to_the_dead_letters(
-    aws: BotoAws, prefix: str
+    aws: AwsClient, prefix: str
 ) -> None:
     await queues(aws, prefix).ensure()
     control = await attributes(aws, f"{prefix}control")
@@ -84,7 +84,9 @@ async def test_what_is_received_too_often_goes_to_the_dead_letters(
     assert "RedrivePolicy" not in dead
 
 
-async def test_a_queue_that_somebody_changed_is_told_and_mended(aws: BotoAws, prefix: str) -> None:
+async def test_a_queue_that_somebody_changed_is_told_and_mended(
+    aws: AwsClient, prefix: str
+) -> None:
     resource = queues(aws, prefix)
     await resource.ensure()
     changed = {"MessageRetentionPeriod": "3600"}
@@ -97,7 +99,7 @@ async def test_a_queue_that_somebody_changed_is_told_and_mended(aws: BotoAws, pr
 
 
 async def test_everything_of_the_environment_is_removed_and_nothing_else(
-    aws: BotoAws, prefix: str
+    aws: AwsClient, prefix: str
 ) -> None:
     resource = queues(aws, prefix)
     await resource.ensure()
@@ -114,7 +116,9 @@ async def test_everything_of_the_environment_is_removed_and_nothing_else(
         await aws.call("sqs", "delete_queue", await url(aws, prefix + name))
 
 
-async def test_every_call_of_a_role_is_tried_and_nothing_is_left(aws: BotoAws, prefix: str) -> None:
+async def test_every_call_of_a_role_is_tried_and_nothing_is_left(
+    aws: AwsClient, prefix: str
+) -> None:
     assert await queues_problem(aws, "admin-check", CLOCK) is None
     tried = {operation for _, operation, outcome in aws.stats.calls if outcome == "ok"}
 

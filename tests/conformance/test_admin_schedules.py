@@ -18,13 +18,12 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.schedule import Schedule
 from conveyor.domain.scheduling import FireStatus, Scheduling, SkipReason
 from conveyor.prod.admin.resources import TableResource
-from conveyor.prod.aws.boto import open_aws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.store import DynamoStore
 from conveyor.roles import admin
 from conveyor.settings import Settings, load
 from conveyor.testing.clock import FakeClock
-from tests.conformance.emulators import REGION, address
+from tests.conformance.emulators import REGION, address, aws_options
 from tests.conformance.scheduled_jobs import HOUR, read_job, schedule_job
 from tests.conformance.world import World
 
@@ -75,7 +74,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"),
         api_keys=str(keys),
     )
-    options = AwsOptions(dynamodb_endpoint=settings.dynamodb_endpoint)
+    options = aws_options(dynamodb_endpoint=settings.dynamodb_endpoint)
     aws = await open_aws(options, CLOCK, "dynamodb")
     async with aclosing(aws):
         table = TableResource(aws, settings.table_name, CLOCK)

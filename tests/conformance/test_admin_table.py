@@ -12,11 +12,11 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.prod.admin.checks import MADE, clock_problem, rows_problem
 from conveyor.prod.admin.resources import TableResource
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, table_parameters
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
 
@@ -24,15 +24,15 @@ CLOCK = SystemClock()
 
 
 @pytest.fixture
-async def aws() -> AsyncIterator[BotoAws]:
-    options = AwsOptions(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
+async def aws() -> AsyncIterator[AwsClient]:
+    options = aws_options(dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"))
     opened = await open_aws(options, CLOCK, "dynamodb")
     yield opened
     await opened.aclose()
 
 
 @pytest.fixture
-async def name(aws: BotoAws) -> AsyncIterator[str]:
+async def name(aws: AwsClient) -> AsyncIterator[str]:
     """A name for a table, which is gone after the test."""
     name = f"conveyor-admin-{secrets.token_hex(6)}"
     yield name
@@ -40,11 +40,11 @@ async def name(aws: BotoAws) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def resource(aws: BotoAws, name: str) -> TableResource:
+def resource(aws: AwsClient, name: str) -> TableResource:
     return TableResource(aws, name, CLOCK)
 
 
-async def create(aws: BotoAws, name: str, **changed: Any) -> None:
+async def create(aws: AwsClient, name: str, **changed: Any) -> None:
     await aws.call("dynamodb", "create_table", {**table_parameters(name), **changed})
 
 
@@ -64,7 +64,7 @@ async def test_a_table_is_removed_once(resource: TableResource) -> None:
 
 
 async def test_a_missing_index_is_named_and_made(
-    aws: BotoAws, name: str, resource: TableResource
+    aws: AwsClient, name: str, resource: TableResource
 ) -> None:
     whole = table_parameters(name)
     indexes = [i for i in whole["GlobalSecondaryIndexes"] if i["IndexName"] != BY_DISPATCH]
@@ -78,7 +78,7 @@ async def test_a_missing_index_is_named_and_made(
 
 
 async def test_an_index_of_another_shape_is_named(
-    aws: BotoAws, name: str, resource: TableResource
+    aws: AwsClient, name: str, resource: TableResource
 ) -> None:
     indexes = [dict(index) for index in table_parameters(name)["GlobalSecondaryIndexes"]]
     indexes[0]["Projection"] = {"ProjectionType": "KEYS_ONLY"}
@@ -89,7 +89,7 @@ async def test_an_index_of_another_shape_is_named(
 
 
 async def test_a_table_without_expiry_is_told(
-    aws: BotoAws, name: str, resource: TableResource
+    aws: AwsClient, name: str, resource: TableResource
 ) -> None:
     await create(aws, name)
 
@@ -97,7 +97,7 @@ async def test_a_table_without_expiry_is_told(
 
 
 async def test_every_call_of_a_role_is_tried_and_nothing_is_left(
-    aws: BotoAws, name: str, resource: TableResource
+    aws: AwsClient, name: str, resource: TableResource
 ) -> None:
     await resource.ensure()
     table = Table(aws, name, CLOCK)
@@ -135,7 +135,7 @@ class SetClock(SystemClock):
     [(0.0, None), (-20.0, None), (40.0, "ahead of that of DynamoDB"), (-40.0, "behind that of")],
 )
 async def test_a_clock_that_is_wrong_is_told(
-    aws: BotoAws, name: str, resource: TableResource, wrong: float, problem: str | None
+    aws: AwsClient, name: str, resource: TableResource, wrong: float, problem: str | None
 ) -> None:
     await resource.ensure()
     clock = SetClock(wrong)
@@ -147,5 +147,5 @@ async def test_a_clock_that_is_wrong_is_told(
     assert told is None or (seconds is not None and 30 < int(seconds[1]) < 50)
 
 
-async def test_a_clock_cannot_be_compared_without_a_table(aws: BotoAws, name: str) -> None:
+async def test_a_clock_cannot_be_compared_without_a_table(aws: AwsClient, name: str) -> None:
     assert "without a table" in str(await clock_problem(Table(aws, name, CLOCK), CLOCK))

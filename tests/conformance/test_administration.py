@@ -17,15 +17,16 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE, run_queue
 from conveyor.prod.admin import administration
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import Answer, Aws, AwsOptions, Parameters
+from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.schema import table_parameters
 from conveyor.prod.s3.bucket import bucket_exists, ensure_bucket
 from conveyor.prod.sqs.registry import prefix
 from conveyor.prod.startup_checks import agree, start
 from conveyor.roles import admin
 from conveyor.settings import Settings, load
-from tests.conformance.emulators import REGION, address, on_aws
+from tests.conformance.emulators import REGION, address, aws_options, on_aws
 from tests.conformance.redis_process import RedisProcess
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
@@ -54,7 +55,7 @@ class Environment:
                 **changed,
             },
         )
-        self.aws = AwsOptions(
+        self.aws = aws_options(
             dynamodb_endpoint=self.settings.dynamodb_endpoint,
             sqs_endpoint=self.settings.sqs_endpoint,
             s3_endpoint=self.settings.s3_endpoint,
@@ -88,7 +89,7 @@ async def environment() -> AsyncIterator[Environment]:
 
 
 @pytest.fixture
-async def aws(environment: Environment) -> AsyncIterator[BotoAws]:
+async def aws(environment: Environment) -> AsyncIterator[AwsClient]:
     opened = await open_aws(environment.aws, CLOCK, "dynamodb", "sqs", "s3")
     yield opened
     await opened.aclose()
@@ -125,7 +126,7 @@ async def test_an_environment_is_made_checked_and_removed(environment: Environme
     assert wrong(await environment.check(1))
 
 
-async def test_what_was_taken_away_is_named(environment: Environment, aws: BotoAws) -> None:
+async def test_what_was_taken_away_is_named(environment: Environment, aws: AwsClient) -> None:
     await environment.init()
     name = f"{prefix(environment.settings.environment)}{CONTROL_QUEUE}"
     url = (await aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]
@@ -214,7 +215,7 @@ async def test_an_endpoint_of_another_service_is_told_by_service_and_operation(
 
 
 async def test_a_removed_environment_leaves_no_queue_of_a_run(
-    environment: Environment, aws: BotoAws
+    environment: Environment, aws: AwsClient
 ) -> None:
     await environment.init()
     start = prefix(environment.settings.environment)
@@ -240,7 +241,7 @@ async def test_a_kms_key_is_tried_where_one_is_set(environment: Environment) -> 
 
 
 async def test_another_bucket_than_the_fleets_is_told_and_not_made(
-    environment: Environment, aws: BotoAws
+    environment: Environment, aws: AwsClient
 ) -> None:
     await environment.init()
     bucket = environment.settings.bucket
@@ -294,7 +295,7 @@ async def test_nothing_is_removed_while_a_worker_is_alive(
 
 
 async def test_nothing_is_removed_where_the_bucket_is_another_fleets(
-    environment: Environment, aws: BotoAws
+    environment: Environment, aws: AwsClient
 ) -> None:
     await environment.init()
     own, others = environment.settings, f"{environment.settings.bucket}-others"
@@ -312,7 +313,7 @@ async def test_nothing_is_removed_where_the_bucket_is_another_fleets(
 
 
 async def test_nothing_is_removed_while_the_table_is_protected(
-    environment: Environment, aws: BotoAws
+    environment: Environment, aws: AwsClient
 ) -> None:
     await environment.init()
     table = {"TableName": environment.settings.table_name}
@@ -338,7 +339,7 @@ async def test_a_ledger_that_is_the_fleets_is_said_at_once(environment: Environm
 
 
 async def test_a_table_that_lacks_its_expiry_is_completed_and_said_so(
-    environment: Environment, aws: BotoAws
+    environment: Environment, aws: AwsClient
 ) -> None:
     name = environment.settings.table_name
     await aws.call("dynamodb", "create_table", table_parameters(name))
@@ -348,7 +349,7 @@ async def test_a_table_that_lacks_its_expiry_is_completed_and_said_so(
 
 
 async def test_a_process_does_not_start_without_its_bucket(
-    environment: Environment, aws: BotoAws
+    environment: Environment, aws: AwsClient
 ) -> None:
     await environment.init()
     async with await open_administration(environment.settings, CLOCK) as opened:
@@ -384,7 +385,7 @@ class OneFirst:
 
 @pytest.mark.parametrize("first", ["s3", "sqs"])
 async def test_all_that_is_missing_is_told_whichever_answers_first(
-    environment: Environment, aws: BotoAws, first: str
+    environment: Environment, aws: AwsClient, first: str
 ) -> None:
     await environment.init()
     settings = environment.settings
@@ -401,7 +402,7 @@ async def test_all_that_is_missing_is_told_whichever_answers_first(
     )
 
 
-async def test_dead_letters_stand_under_a_header(environment: Environment, aws: BotoAws) -> None:
+async def test_dead_letters_stand_under_a_header(environment: Environment, aws: AwsClient) -> None:
     await environment.init()
     name = f"{prefix(environment.settings.environment)}{DEAD_LETTER_QUEUE}"
     url = (await aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]

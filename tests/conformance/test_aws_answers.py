@@ -10,8 +10,8 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import AWAY_AFTER, AWAY_FOR, AwsRefused
+from conveyor.prod.aws.client import AwsClient
 from tests.conformance.aws_answers import ATTEMPTS, REQUEST_ID, answering, bare, told, told_of_rows
 
 pytestmark = pytest.mark.extended
@@ -92,7 +92,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def ask(aws: BotoAws, what: str) -> Awaitable[dict[str, Any]]:
+def ask(aws: AwsClient, what: str) -> Awaitable[dict[str, Any]]:
     return aws.call(*ASKED[what])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ErrorCode
-from conveyor.prod.aws.boto import BotoAws
+from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.dynamodb.client import Query, Table
 from conveyor.prod.dynamodb.schema import Key, table_parameters
 from conveyor.prod.dynamodb.store import open_store
@@ -41,12 +41,12 @@ class Bench:
     """A table or bucket behind a `proxy`, through which `aws` asks."""
 
     proxy: Proxy
-    aws: BotoAws
+    aws: AwsClient
     name: str
 
 
 @asynccontextmanager
-async def behind(service: str) -> AsyncIterator[tuple[Proxy, BotoAws]]:
+async def behind(service: str) -> AsyncIterator[tuple[Proxy, AwsClient]]:
     async with proxy(address(f"CONVEYOR_TEST_{service.upper()}")) as somebody:
         aws = await open_at(somebody.url, service)
         try:

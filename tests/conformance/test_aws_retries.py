@@ -13,17 +13,12 @@ from botocore.exceptions import ReadTimeoutError
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.aws.boto import (
-    PASSING,
-    PASSING_REASONS,
-    PATIENCE,
-    THROTTLES,
-    BotoAws,
-    open_aws,
-)
+from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import THROTTLED_PARTS, AwsOptions, AwsRefused, CallStats
+from conveyor.prod.aws.client import PASSING, PASSING_REASONS, PATIENCE, THROTTLES, AwsClient
+from conveyor.prod.aws.opening import open_aws
 from tests.conformance.aws_answers import told, told_of_rows
-from tests.conformance.emulators import use_test_keys
+from tests.conformance.emulators import aws_options, use_test_keys
 
 pytestmark = pytest.mark.extended
 
@@ -128,12 +123,12 @@ class Services:
 
 
 @pytest.fixture(scope="module")
-async def opened() -> AsyncIterator[tuple[BotoAws, Services]]:
+async def opened() -> AsyncIterator[tuple[AwsClient, Services]]:
     use_test_keys()
     there = Services()
     async with await asyncio.start_server(there.serve, "127.0.0.1", 0) as server:
         endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        options = AwsOptions(
+        options = aws_options(
             dynamodb_endpoint=endpoint,
             kms_endpoint=endpoint,
             s3_endpoint=endpoint,
@@ -148,17 +143,17 @@ async def opened() -> AsyncIterator[tuple[BotoAws, Services]]:
 
 
 @pytest.fixture
-def aws(opened: tuple[BotoAws, Services]) -> BotoAws:
+def aws(opened: tuple[AwsClient, Services]) -> AwsClient:
     opened[0].stats = CallStats()
     return opened[0]
 
 
 @pytest.fixture
-def there(opened: tuple[BotoAws, Services]) -> Services:
+def there(opened: tuple[AwsClient, Services]) -> Services:
     return opened[1]
 
 
-async def ask(aws: BotoAws, service: str) -> None:
+async def ask(aws: AwsClient, service: str) -> None:
     operation, parameters = ASKED[service]
     await aws.call(service, operation, parameters)
 
@@ -170,7 +165,7 @@ def test_every_code_that_passes_has_its_case() -> None:
 
 @pytest.mark.parametrize(("service", "status", "code"), PASSING_CODES)
 async def test_a_refusal_that_passes_is_asked_again(
-    aws: BotoAws, there: Services, service: str, status: int, code: str
+    aws: AwsClient, there: Services, service: str, status: int, code: str
 ) -> None:
     there.refuse(Refusal(service, status, code, {}), times=ATTEMPTS - 1)
     await ask(aws, service)
@@ -183,7 +178,7 @@ async def test_a_refusal_that_passes_is_asked_again(
 
 @pytest.mark.parametrize(("service", "status", "code"), FINAL_CODES)
 async def test_any_other_refusal_is_final(
-    aws: BotoAws, there: Services, service: str, status: int, code: str
+    aws: AwsClient, there: Services, service: str, status: int, code: str
 ) -> None:
     there.refuse(Refusal(service, status, code, {}), times=1)
     with pytest.raises(AwsRefused) as caught:
@@ -195,7 +190,7 @@ async def test_any_other_refusal_is_final(
 
 @pytest.mark.parametrize("service", ASKED)
 async def test_a_service_that_is_out_of_order_is_asked_again_whatever_it_says(
-    aws: BotoAws, there: Services, service: str
+    aws: AwsClient, there: Services, service: str
 ) -> None:
     there.refuse(Refusal(service, 500, "Unheard", {}), times=1)
     await ask(aws, service)
@@ -204,7 +199,7 @@ async def test_a_service_that_is_out_of_order_is_asked_again_whatever_it_says(
 
 
 async def test_a_refusal_that_does_not_pass_in_time_is_told_as_unavailable(
-    aws: BotoAws, there: Services
+    aws: AwsClient, there: Services
 ) -> None:
     there.refuse(Refusal("s3", 503, "SlowDown", {}), times=ATTEMPTS)
     with pytest.raises(ConveyorError) as caught:
@@ -226,7 +221,7 @@ async def test_a_refusal_that_does_not_pass_in_time_is_told_as_unavailable(
     ],
 )
 async def test_a_cancelled_transaction_is_made_again_if_every_reason_passes(
-    aws: BotoAws, there: Services, reasons: tuple[str, ...], passes: bool
+    aws: AwsClient, there: Services, reasons: tuple[str, ...], passes: bool
 ) -> None:
     more = {"CancellationReasons": [{"Code": reason} for reason in reasons]}
     code = "TransactionCanceledException"
@@ -262,7 +257,7 @@ class JumpingClock(SystemClock):
 async def test_a_call_is_given_up_while_its_caller_still_waits() -> None:
     use_test_keys()
     clock = JumpingClock()
-    options = AwsOptions(sqs_endpoint="http://127.0.0.1:1", attempts=1_000)
+    options = aws_options(sqs_endpoint="http://127.0.0.1:1", attempts=1_000)
     aws = await open_aws(options, clock, "sqs")
     with pytest.raises(ConveyorError) as caught:
         await ask(aws, "sqs")
@@ -286,8 +281,8 @@ class Hanging:
 
 
 async def test_where_a_service_hangs_a_call_is_made_twice() -> None:
-    clock, options = JumpingClock(), AwsOptions()
-    aws = BotoAws({"sqs": Hanging(clock, options)}, options, clock)
+    clock, options = JumpingClock(), aws_options()
+    aws = AwsClient(BotoCarrier({"sqs": Hanging(clock, options)}, options), options, clock)
     with pytest.raises(ConveyorError) as caught:
         await ask(aws, "sqs")
 

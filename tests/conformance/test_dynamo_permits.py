@@ -172,7 +172,7 @@ async def test_workers_whose_clocks_are_apart_never_use_more_than_the_limit() ->
         assert fleet.used <= LIMIT
         row = await fleet.row()
         assert row is not None
-        assert fleet.used <= sum(entry["count"] for entry in row["entries"].values()) <= LIMIT
+        assert fleet.used <= sum(entry[0] for entry in row["entries"].values()) <= LIMIT
         await fleet.pass_time(draw.choice((0.0, 0.1, 3.0, 3.0, 11.0, 26.9, 31.0)))
     assert most == LIMIT
     assert given_up
@@ -261,6 +261,22 @@ async def test_what_calls_cost() -> None:
     assert await second.costs(LIMIT) == {"get_item": 1}
 
 
+async def test_what_an_entry_adds_to_the_row() -> None:
+    """Every renewal pays for all of it."""
+    fleet = Fleet(1)
+    table = permits_table(FakeClock())
+    permits, job_id = DynamoPermits(table, FakeClock()), fleet._job_id
+    for number in range(40):
+        holder = f"01KDVDNA00{number:016}"
+        request = LeaseRequest(job_id=job_id, holder=holder, count=20, before=0, sequence=9_999)
+        assert (await permits.acquire_or_renew(request, limit=1_000, lease=LEASE)).granted
+    row = await fleet.row()
+    assert row is not None
+    texts = [f"{holder}{entry[-1]}" for holder, entry in row["entries"].items()]
+    numbers, marks = 4 * 3, 1 + 5 + 3  # as DynamoDB counts: digits in pairs, a byte a value
+    assert max(map(len, texts)) + numbers + marks <= 66
+
+
 @pytest.mark.parametrize("change", [4, 0, -1, -2])
 async def test_a_write_whose_answer_was_lost_is_recognised(change: int) -> None:
     fleet = Fleet(2)
@@ -295,7 +311,7 @@ async def test_a_write_that_arrives_after_the_next_one_is_refused(late: int, nex
     assert refused.value.is_condition
     row = await fleet.row()
     assert row is not None
-    assert row["entries"][process.name]["count"] == process.used
+    assert row["entries"][process.name][0] == process.used
 
 
 async def test_a_refusal_that_is_no_condition_is_not_hidden() -> None:

@@ -166,7 +166,7 @@ async def test_an_inherited_row_keeps_the_end_and_not_the_history(
     for index, source in enumerate(await world.rows(run_id)):
         item = await bench.table.get(place.task_key(source.task_id))
         assert item is not None
-        kept = inherited_item(item, run_id, now=9)
+        kept = inherited_item(item, run_id, now=9, time_to_live=None)
         task = read_task("new", kept)
         assert task == structs.replace(
             source,
@@ -178,7 +178,7 @@ async def test_an_inherited_row_keeps_the_end_and_not_the_history(
         )
         assert task.index == index
         assert read_events(kept) == []
-        assert inherited_item(kept, "new", now=9)["source_run_id"] == run_id
+        assert inherited_item(kept, "new", now=9, time_to_live=None)["source_run_id"] == run_id
 
 
 async def test_a_task_costs_two_writes_and_its_part_of_a_read_and_an_addition(

@@ -18,8 +18,8 @@ from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.ports.maintenance import ENDED_FOR, DuePosition, EndedRun
 from conveyor.ports.records import Appended, AppendRequest
 from conveyor.ports.records import StoredResponse as Stored
-from conveyor.prod.aws.boto import BotoAws
 from conveyor.prod.aws.calls import Answer, Aws, Parameters
+from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.client import Query, Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
@@ -38,7 +38,7 @@ from conveyor.prod.dynamodb.submitting import intent_item
 from conveyor.prod.dynamodb.sweeping import PATIENCE, DynamoSweeping
 from conveyor.prod.dynamodb.task_rows import new_task_item
 from conveyor.testing.clock import FakeClock
-from tests.conformance.production_store import dynamodb, new_name
+from tests.conformance.production_store import account, dynamodb, new_name
 
 pytestmark = pytest.mark.extended
 
@@ -188,12 +188,13 @@ async def bench() -> AsyncIterator[Bench]:
     client, options = await anyio.to_thread.run_sync(dynamodb)
     # Clocks of one seed make the same tokens, and a transaction is known by its token.
     name, clock = new_name(), FakeClock(seed=secrets.randbits(48))
-    aws = BotoAws({"dynamodb": client}, options, clock)
+    aws = over_clients({"dynamodb": client}, options, clock, credentials=account())
     await aws.call("dynamodb", "create_table", table_parameters(name))
     exists = client.get_waiter("table_exists")
     await anyio.to_thread.run_sync(lambda: exists.wait(TableName=name))
     yield Bench(aws, name, clock)
     await aws.call("dynamodb", "delete_table", {"TableName": name})
+    await aws.aclose()
 
 
 def _place(bench: Bench, shards: int) -> RunPlace:

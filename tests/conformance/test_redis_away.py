@@ -16,7 +16,7 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import LeaseRequest, LedgerState
-from conveyor.prod.redis.permits import RedisPermits, ledger_key
+from conveyor.prod.redis.permits import HOLD, RedisPermits, ledger_key
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import FakeClock
 from tests.conformance.redis_process import RedisProcess
@@ -232,6 +232,70 @@ async def test_evicting_the_ledger_closes_it_for_all_jobs(
     redis_process.command("DEL", ledger_key("away"))
     assert not (await virtual.acquire_or_renew("b", 1)).granted
     assert not (await virtual.acquire_or_renew("b", 1, job="NEW")).granted
+
+
+async def test_losing_the_ends_of_the_leases_alone_closes_it_too(
+    redis_process: RedisProcess, virtual: Virtual
+) -> None:
+    await virtual.acquire_or_renew("a", LIMIT)
+    ends = HOLD.keys(ledger_key("away"))[1]
+    assert redis_process.command("TTL", ends) == -1
+    redis_process.command("DEL", ends)
+    assert not (await virtual.acquire_or_renew("b", 1)).granted
+    assert not (await virtual.acquire_or_renew("b", 1, job="NEW")).granted
+    assert (await virtual.acquire_or_renew("a", LIMIT, before=LIMIT)).granted
+
+
+def commands(process: RedisProcess) -> dict[str, int]:
+    """Commands that the server has carried out since the start, by name; by scripts, too."""
+    found = process.command("INFO", "commandstats")
+    assert isinstance(found, dict)
+    return {name: int(counts["calls"]) for name, counts in found.items()}
+
+
+async def cost(process: RedisProcess, virtual: Virtual, holder: str) -> dict[str, int]:
+    """The commands of one renewal."""
+    before = commands(process)
+    assert (await virtual.acquire_or_renew(holder, 0, job="MANY")).granted
+    after = commands(process)
+    return {
+        name: count - before.get(name, 0) for name, count in after.items() if "info" not in name
+    }
+
+
+async def test_a_call_costs_the_same_among_a_thousand_holders(
+    redis_process: RedisProcess, virtual: Virtual
+) -> None:
+    await virtual.acquire_or_renew("h0", 0, job="MANY")
+    alone = await cost(redis_process, virtual, "h0")
+    for number in range(1, 1_000):
+        await virtual.acquire_or_renew(f"h{number}", 0, job="MANY")
+    assert await cost(redis_process, virtual, "h0") == alone
+    values = redis_process.command("HVALS", ledger_key("away"))
+    assert isinstance(values, list)
+    assert len(values) >= 1_000
+    assert max(map(len, values)) < 100  # nothing that a call reads grows with the holders
+
+
+async def test_many_that_lapse_at_once_are_dropped_in_steps_and_count_until_then(
+    redis_process: RedisProcess, virtual: Virtual
+) -> None:
+    for number in range(250):
+        assert (await virtual.permits.acquire_or_renew(one(number), limit=250, lease=LEASE)).granted
+    await virtual.clock.advance(LEASE)
+    refused = await virtual.permits.acquire_or_renew(one(300, count=200), limit=250, lease=LEASE)
+    assert (refused.granted, refused.free) == (False, 100)
+    last = await virtual.permits.acquire_or_renew(one(249, count=150), limit=250, lease=LEASE)
+    assert last.granted
+    assert redis_process.command("ZCARD", HOLD.keys(ledger_key("away"))[1]) == 50
+    assert (await virtual.permits.acquire_or_renew(one(301), limit=250, lease=LEASE)).free == 99
+
+
+def one(number: int, *, count: int = 1) -> LeaseRequest:
+    """A first call of one of many holders."""
+    return LeaseRequest(
+        job_id="MANY", holder=f"h{number:03}", count=count, before=0, sequence=1_000 + number
+    )
 
 
 async def test_a_clock_that_goes_back_closes_the_ledger(

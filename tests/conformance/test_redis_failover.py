@@ -204,7 +204,7 @@ async def test_permits_limit_and_cache_go_on_at_the_new_primary(
         assert nodes.second.command("DBSIZE") == 0
         await use(server)
         await clock.advance(REST)
-    assert nodes.second.command("DBSIZE") == 1
+    assert nodes.second.command("DBSIZE") != 0
 
 
 def away(server: RedisServer) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from conveyor.clock import SystemClock
 from conveyor.prod.aws.calls import Answer, Aws
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.s3.bucket import (
     bucket_problem,
     early_removals,
@@ -24,8 +26,7 @@ from conveyor.records.blob_keys import (
     staged_key,
     template_key,
 )
-from tests.conformance.emulators import REGION
-from tests.conformance.s3_bucket import open_s3
+from tests.conformance.emulators import REGION, address, aws_options
 
 Bucket = tuple[Aws, str]
 
@@ -38,7 +39,11 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def bucket() -> AsyncIterator[Bucket]:
     """The name of a bucket that does not exist yet."""
-    aws, name = await open_s3(), f"conveyor-test-{secrets.token_hex(6)}"
+    options = aws_options(s3_endpoint=address("CONVEYOR_TEST_S3"), region=REGION)
+    aws, name = (
+        await open_aws(options, SystemClock(), "s3"),
+        f"conveyor-test-{secrets.token_hex(6)}",
+    )
     yield aws, name
     await aws.call("s3", "delete_bucket", {"Bucket": name})
     await aws.aclose()

@@ -14,11 +14,10 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.ports.blobs import BodyRefused
-from conveyor.prod.aws.boto import open_aws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.s3.blobs import PART, S3Blobs
 from conveyor.records.blob_keys import run_prefix
-from tests.conformance.emulators import REGION, address
+from tests.conformance.emulators import REGION, address, aws_options
 from tests.conformance.s3_bucket import empty_bucket
 from tests.nasty.certificate import Certificate
 
@@ -118,7 +117,7 @@ async def blobs(front: tuple[Front, str]) -> AsyncIterator[S3Blobs]:
     """An empty bucket, behind that front."""
     clock = SystemClock()
     async with empty_bucket() as (_, bucket):
-        aws = await open_aws(AwsOptions(s3_endpoint=front[1], region=REGION), clock, "s3")
+        aws = await open_aws(aws_options(s3_endpoint=front[1], region=REGION), clock, "s3")
         yield S3Blobs(aws, bucket=bucket, clock=clock)
         await aws.aclose()
 

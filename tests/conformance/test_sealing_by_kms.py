@@ -13,19 +13,19 @@ from conveyor.clock import SystemClock
 from conveyor.domain.api_keys import KEY_LENGTH
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.admin.resources import TableResource
-from conveyor.prod.aws.boto import BotoAws, open_aws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import DATA_KEY
 from conveyor.prod.sealing import open_data_key
-from tests.conformance.emulators import address
+from tests.conformance.emulators import address, aws_options
 
 CLOCK = SystemClock()
 
 
 @pytest.fixture
-async def aws() -> AsyncIterator[BotoAws]:
-    options = AwsOptions(
+async def aws() -> AsyncIterator[AwsClient]:
+    options = aws_options(
         dynamodb_endpoint=address("CONVEYOR_TEST_DYNAMODB"),
         kms_endpoint=address("CONVEYOR_TEST_KMS"),
     )
@@ -35,23 +35,23 @@ async def aws() -> AsyncIterator[BotoAws]:
 
 
 @pytest.fixture
-async def table(aws: BotoAws) -> AsyncIterator[Table]:
+async def table(aws: AwsClient) -> AsyncIterator[Table]:
     resource = TableResource(aws, name := f"conveyor-sealing-{secrets.token_hex(6)}", CLOCK)
     await resource.ensure()
     yield Table(aws, name, CLOCK)
     await resource.remove()
 
 
-async def kms_key(aws: BotoAws) -> str:
+async def kms_key(aws: AwsClient) -> str:
     made = await aws.call("kms", "create_key", {})
     return str(made["KeyMetadata"]["KeyId"])
 
 
-async def opened(aws: BotoAws, table: Table, key: str, environment: str = "test") -> bytes:
+async def opened(aws: AwsClient, table: Table, key: str, environment: str = "test") -> bytes:
     return await open_data_key(aws, table, kms_key=key, environment=environment)
 
 
-async def test_every_process_gets_the_same_key(aws: BotoAws, table: Table) -> None:
+async def test_every_process_gets_the_same_key(aws: AwsClient, table: Table) -> None:
     key = await kms_key(aws)
     found: list[bytes] = []
 
@@ -64,7 +64,7 @@ async def test_every_process_gets_the_same_key(aws: BotoAws, table: Table) -> No
     assert len(found[0]) == KEY_LENGTH
 
 
-async def test_the_table_holds_it_encrypted(aws: BotoAws, table: Table) -> None:
+async def test_the_table_holds_it_encrypted(aws: AwsClient, table: Table) -> None:
     key = await opened(aws, table, await kms_key(aws))
     item = await table.get(DATA_KEY)
 
@@ -73,7 +73,7 @@ async def test_the_table_holds_it_encrypted(aws: BotoAws, table: Table) -> None:
     assert key not in item["sealed"]
 
 
-async def test_another_environment_cannot_open_it(aws: BotoAws, table: Table) -> None:
+async def test_another_environment_cannot_open_it(aws: AwsClient, table: Table) -> None:
     key = await kms_key(aws)
     await opened(aws, table, key)
 
@@ -82,7 +82,7 @@ async def test_another_environment_cannot_open_it(aws: BotoAws, table: Table) ->
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-async def test_another_kms_key_wraps_the_same_data_key(aws: BotoAws, table: Table) -> None:
+async def test_another_kms_key_wraps_the_same_data_key(aws: AwsClient, table: Table) -> None:
     old, new = await kms_key(aws), await kms_key(aws)
     before = await opened(aws, table, old)
     after = await opened(aws, table, new)
@@ -94,7 +94,7 @@ async def test_another_kms_key_wraps_the_same_data_key(aws: BotoAws, table: Tabl
     assert await opened(aws, table, new) == before
 
 
-async def test_an_unknown_kms_key_is_told(aws: BotoAws, table: Table) -> None:
+async def test_an_unknown_kms_key_is_told(aws: AwsClient, table: Table) -> None:
     with pytest.raises(ConveyorError, match="data key cannot be opened"):
         await opened(aws, table, "00000000-0000-0000-0000-000000000000")
     assert await table.get(DATA_KEY) is None

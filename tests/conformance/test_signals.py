@@ -10,7 +10,7 @@ import pytest
 
 from conveyor.dev.queues import LocalSignals
 from conveyor.ports.queues import Signals
-from conveyor.prod.binding import EndSignals
+from conveyor.prod.signals import EndSignals
 
 BINDINGS: dict[str, Callable[[], Signals]] = {"local": LocalSignals}
 

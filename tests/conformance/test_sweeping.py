@@ -275,7 +275,8 @@ async def test_an_expired_run_is_deleted_and_its_job_with_the_last_one(
     view = await world.view(job_id)
     assert view.job.status is JobStatus.DELETED
     assert view.latest_run == await world.run(job_id, second)
-    assert await tasks.scrub_tasks(first, 10) == 2
+    await tasks.scrub_tasks(first, 10)
+    assert await tasks.scrub_tasks(first, 10) == 0
     assert await sweeping.expire_run(world.clock.new_id(), now=world.now) == []
 
 

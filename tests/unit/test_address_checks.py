@@ -8,8 +8,8 @@ import pytest
 
 from conveyor.bootstrap.loop import gateway_of
 from conveyor.domain.errors import ConveyorError
-from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.redis.server import RedisServer
 from conveyor.settings import InvalidSetting, load
 from conveyor.testing.clock import FakeClock

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,8 +18,9 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.prod.aws.boto import open_aws
+from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.s3.blobs import SHORTEST_LINK, S3Blobs
 
 SERVICES = ("dynamodb", "sqs", "s3", "stepfunctions", "kms")
@@ -150,14 +152,16 @@ async def test_without_credentials_a_link_is_unavailable() -> None:
 
 @pytest.mark.slow
 async def test_there_is_a_connection_for_each_thread_that_may_call_a_service() -> None:
-    aws = await open_aws(OPTIONS, SystemClock(), *SERVICES)
+    aws = await open_aws(replace(OPTIONS, carrier="boto"), SystemClock(), *SERVICES)
     try:
+        boto = aws.carrier
+        assert isinstance(boto, BotoCarrier)
         for service in SERVICES:
-            limiters = {aws._limiter(service, "list_things")}
+            limiters = {boto._limiter(service, "list_things")}
             if service == "sqs":
-                limiters.add(aws._limiter(service, "receive_message"))
+                limiters.add(boto._limiter(service, "receive_message"))
             threads = sum(limiter.total_tokens for limiter in limiters)
-            connections = aws._clients[service].meta.config.max_pool_connections
+            connections = boto.clients[service].meta.config.max_pool_connections
             assert connections >= threads, service
     finally:
         await aws.aclose()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import anyio.from_thread
 import httpx
 import pytest
 from prometheus_client.exposition import choose_encoder
@@ -20,8 +18,9 @@ from conveyor.engine.telemetry import METRICS, Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.http.app import V1_ROUTES
 from conveyor.ports.queues import Delivery, TaskMessage
-from conveyor.prod.aws.boto import BotoAws
-from conveyor.prod.aws.calls import AwsOptions
+from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters
+from conveyor.prod.aws.carriers import Unanswered
+from conveyor.prod.aws.client import AwsClient
 from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
 from tests.unit.http_api import Api, open_api
@@ -147,24 +146,34 @@ async def test_requests_are_counted_by_method_route_and_class_of_status(tmp_path
     assert {found[1] for found in methods if found} == {"GET", "POST", "other"}
 
 
-class Client:
-    """A client of DynamoDB that answers a second after it was called."""
+class SlowCarrier:
+    """A carrier whose calls take a second, and are answered at the second try."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
+        self._tries = 0
 
-    def get_item(self, **_parameters: Any) -> dict[str, Any]:
-        anyio.from_thread.run(self._clock.advance, 1.0)
-        return {"ResponseMetadata": {"HTTPHeaders": {"content-length": "2"}}}
+    async def once(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        self._tries += 1
+        await self._clock.advance(1.0)
+        if self._tries == 1:
+            raise Unanswered("ReadTimeoutError")
+        return {}
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        raise AssertionError(operation)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
 
 
 async def test_each_try_of_a_call_to_aws_is_timed() -> None:
     clock = FakeClock()
-    aws = BotoAws({"dynamodb": Client(clock)}, AwsOptions(), clock)
+    aws = AwsClient(SlowCarrier(clock), AwsOptions(retry_base=0.0), clock)
     await aws.call("dynamodb", "get_item", {})
     telemetry = Telemetry()
     telemetry.histogram("aws_seconds", aws.stats.took)
 
     samples = shown(telemetry, "aws_seconds")
     labels = [("operation", "get_item"), ("service", "dynamodb")]
-    assert (samples[f"_count{labels}"], samples[f"_sum{labels}"]) == (1, 1.0)
+    assert (samples[f"_count{labels}"], samples[f"_sum{labels}"]) == (2, 2.0)

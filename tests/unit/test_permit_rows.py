@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from conveyor.ports.permits import LeaseRequest
 from conveyor.prod.dynamodb.client import Item
-from conveyor.prod.dynamodb.permits import MOST_REMOVED, LeaseRow, LedgerWrite, RowWatch
+from conveyor.prod.dynamodb.permits import (
+    MOST_LAPSED,
+    MOST_REMOVED,
+    LeaseRow,
+    LedgerWrite,
+    RowWatch,
+)
 
 LEASE = 30_000
 
@@ -63,6 +69,25 @@ def test_renewing_and_giving_back_hang_on_ones_own_entry_alone() -> None:
     assert watch.plan(asks(5), 10, 1.0) is None
     assert watch.plan(asks(5), 11, 1.0) == LedgerWrite("sme", "g", {})
     assert watch.plan(asks(4, sequence=5), 11, 1.0) is None
+
+
+def test_renewals_remove_lapsed_entries_once_these_are_most_of_the_row() -> None:
+    watch = RowWatch()
+    dead = {f"dead-{number:02}": 1 for number in range(MOST_LAPSED)}
+    watch.observe(row({"me": 4, **dead}), 0.0)
+    assert watch.plan(asks(4, sequence=6), 5, 0.0) == LedgerWrite("sme", None, {})
+    mine = row({"me": 4}, stamp="t")["entries"]
+    seen = row({**dead, "dead-99": 1})
+    watch.observe({**seen, "entries": {**seen["entries"], **mine}}, 20.0)
+    # Those that were there before have lapsed.
+    few = watch.plan(asks(4, sequence=6), 5, 30.0)
+    assert few == LedgerWrite("tme", None, {})
+    renewed = row({"me": 4}, stamp="u")["entries"]
+    watch.observe({**seen, "entries": {**seen["entries"], **renewed}}, 45.0)
+    many = watch.plan(asks(4, sequence=6), 5, 50.0)
+    assert many is not None
+    assert (len(many.removed), many.generation) == (MOST_LAPSED + 1, None)
+    assert "me" not in many.removed
 
 
 def test_ones_own_lapsed_entry_is_replaced_and_its_sequence_forgotten() -> None:

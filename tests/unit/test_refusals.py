@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import Telemetry
 from conveyor.http.middleware import ProblemResponses, RequestId
-from conveyor.prod.aws.boto import open_aws
 from conveyor.prod.aws.calls import (
     AWAY_FOR,
     REFUSED_FOR,
@@ -25,6 +24,7 @@ from conveyor.prod.aws.calls import (
     CallStats,
     Parameters,
 )
+from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed, describe
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.options import ProdOptions

@@ -25,8 +25,9 @@ from conveyor.prod.admin.checks import (
     run_check,
 )
 from conveyor.prod.admin.resources import NO_TABLE, BucketResource, QueuesResource, TableResource
-from conveyor.prod.aws.boto import BotoAws, open_clients
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import describe
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.options import ProdOptions
@@ -79,7 +80,7 @@ class Administration:
     Raises refusals of AWS as ConveyorError, in one line.
     """
 
-    def __init__(self, aws: BotoAws, options: ProdOptions, clock: Clock) -> None:
+    def __init__(self, aws: AwsClient, options: ProdOptions, clock: Clock) -> None:
         self._aws = aws
         self._options = options
         self._clock = clock

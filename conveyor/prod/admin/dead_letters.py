@@ -28,8 +28,9 @@ from conveyor.ports.queues import (
     TemplateMessage,
     run_queue,
 )
-from conveyor.prod.aws.boto import BotoAws, open_clients
 from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import describe
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
@@ -85,7 +86,7 @@ class DeadLetters:
     """The dead letters of one environment. Opened by `open_dead_letters`; closed at the end of its
     block. `url` is the URL of their queue."""
 
-    def __init__(self, aws: BotoAws, queues: Queues, clock: Clock, *, url: str) -> None:
+    def __init__(self, aws: AwsClient, queues: Queues, clock: Clock, *, url: str) -> None:
         self._aws = aws
         self._queues = queues
         self._clock = clock

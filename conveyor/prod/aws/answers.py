@@ -21,7 +21,7 @@ Parsed = dict[str, Any]
 _CHECKSUM = "x-amz-crc32"
 """The header with the checksum of a body: DynamoDB sends it, some emulators do not."""
 _REQUEST_IDS = ("x-amzn-requestid", "x-amz-request-id")
-_SERVER_ERROR = 500
+SERVER_ERROR = 500
 _OBJECT_HEADERS = ("ContentLength", "ETag")
 
 _json_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -84,16 +84,10 @@ def _checked_json(parse: Parse) -> Parse:
 
     def check(response: Response, shape: Any) -> Parsed:
         status, body, headers = response["status_code"], response["body"], response["headers"]
-        if status < _SERVER_ERROR:
-            _check_request_id(headers)
-            if 200 < status < 400:
-                raise ForeignAnswer(f"the service never answers with status {status}")
-            checksum = headers.get(_CHECKSUM)
-            if checksum is not None:
-                # Cheaper than parsing the body, and proves as much: the service wrote it.
-                if not body.startswith(b"{") or checksum != str(zlib.crc32(body)):
-                    raise ForeignAnswer("the checksum of the response does not match")
-            elif body or status != 200 or (shape is not None and shape.members):
+        if status < SERVER_ERROR:
+            # Cheaper than parsing the body, and proves as much: the service wrote it.
+            is_proved = check_document(status, headers, body)
+            if not is_proved and (body or status != 200 or (shape is not None and shape.members)):
                 _json_object.decode(body)
         return parse(response, shape)
 
@@ -105,9 +99,9 @@ def _checked_xml(parse: Parse) -> Parse:
 
     def check(response: Response, shape: Any) -> Parsed:
         status = response["status_code"]
-        if status >= _SERVER_ERROR:
+        if status >= SERVER_ERROR:
             return parse(response, shape)
-        _check_request_id(response["headers"])
+        check_request_id(response["headers"])
         parsed = parse(response, shape)
         if "Error" in parsed:
             _check_refusal(response, parsed["Error"])
@@ -122,7 +116,23 @@ def _checked_xml(parse: Parse) -> Parse:
 _CHECKS: dict[str, Callable[[Parse], Parse]] = {"json": _checked_json, "rest-xml": _checked_xml}
 
 
-def _check_request_id(headers: Mapping[str, str]) -> None:
+def check_document(status: int, headers: Mapping[str, str], body: bytes) -> bool:
+    """Check an answer of a service that speaks JSON; return True if a checksum proves its body.
+
+    `headers` are looked up by names in lowercase. Raises ForeignAnswer.
+    """
+    check_request_id(headers)
+    if 200 < status < 400:
+        raise ForeignAnswer(f"the service never answers with status {status}")
+    checksum = headers.get(_CHECKSUM)
+    if checksum is None:
+        return False
+    if not body.startswith(b"{") or checksum != str(zlib.crc32(body)):
+        raise ForeignAnswer("the checksum of the response does not match")
+    return True
+
+
+def check_request_id(headers: Mapping[str, str]) -> None:
     """Each service gives each request an id, and no proxy does."""
     if not any(name in headers for name in _REQUEST_IDS):
         raise ForeignAnswer("the response has no request id")

@@ -1,7 +1,8 @@
-"""Calls to AWS through boto3: low-level clients in threads, so that no call blocks the event loop.
+"""Tries of calls to AWS through boto3: low-level clients in threads, so that no call blocks the
+event loop.
 
-boto3 itself makes one attempt and validates no parameters: walking every attribute costs as much
-CPU as all the rest of a batch write. Retries are made here, on the injected clock.
+boto3 itself makes one try and validates no parameters: walking every attribute costs as much CPU as
+all the rest of a batch write.
 """
 
 from __future__ import annotations
@@ -18,167 +19,66 @@ import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.credentials import Credentials, RefreshableCredentials
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConfigNotFound,
-    ConfigParseError,
-    ConnectionClosedError,
-    InvalidConfigError,
-    PartialCredentialsError,
-    ProfileNotFound,
-)
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 from botocore.handlers import convert_body_to_file_like_object
 from urllib3.exceptions import HTTPError
 
-from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import AnswerParsers, ForeignAnswer
-from conveyor.prod.aws.calls import (
-    THROTTLED_PARTS,
-    Answer,
-    AwsOptions,
-    AwsRefused,
-    CallStats,
-    Parameters,
-    ShortLived,
-)
+from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters, ShortLived
+from conveyor.prod.aws.carriers import Unanswered, describe_silence, read_refusal
 
-THROTTLES = frozenset(
-    {
-        "ProvisionedThroughputExceededException",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingError",
-        "ThrottlingException",
-        "TooManyRequestsException",
-        "ThrottledException",
-    }
-)
-PASSING = THROTTLES | {
-    "InternalError",
-    "InternalFailure",
-    "InternalServerError",
-    "RequestTimeout",
-    "ServiceUnavailable",
-    "TransactionConflictException",
-    "TransactionInProgressException",
-    "KMS.ThrottlingException",
-}
-"""Refusals that pass by themselves: the call is retried."""
-PASSING_REASONS = frozenset(
-    {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded", "None"}
-)
-_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
 _LENGTHS = frozenset({"content-length", "transfer-encoding"})
-PATIENCE = 25.0
-"""Seconds from the first attempt after which a call is not retried. If a service hangs, that allows
-two attempts of the read timeout: a caller of the API gets its error before a load balancer, which
-waits for a minute, answers instead."""
 _UNANSWERED = (BotoCoreError, ForeignAnswer, HTTPError)
 """Errors of a call that got no answer. boto3 lets errors of the HTTP library pass if the body of a
 refusal is cut off and the body of a success would have been streamed."""
-_COUNTS_CAPACITY = frozenset(
-    {
-        "get_item",
-        "put_item",
-        "update_item",
-        "delete_item",
-        "query",
-        "scan",
-        "batch_get_item",
-        "batch_write_item",
-        "batch_execute_statement",
-        "execute_statement",
-        "transact_write_items",
-        "transact_get_items",
-    }
-)
 
 
-class BotoAws:
-    """An `Aws` over boto3. `open_aws` makes it."""
+class BotoCarrier:
+    """A `Carrier` over boto3."""
 
     def __init__(
         self,
         clients: dict[str, Any],
         options: AwsOptions,
-        clock: Clock,
         *,
         credentials: Credentials | None = None,
     ) -> None:
-        self.stats = CallStats()
-        self._clients = clients
+        self.clients = clients
         self._credentials = credentials
         self._options = options
-        self._clock = clock
         self._limiters: dict[str, anyio.CapacityLimiter] = {}
 
-    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
-        if service == "dynamodb" and operation in _COUNTS_CAPACITY:
-            parameters = {"ReturnConsumedCapacity": "TOTAL", **parameters}
-        call = partial(getattr(self._clients[service], operation), **parameters)
+    async def once(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        call = partial(getattr(self.clients[service], operation), **parameters)
         limiter = self._limiter(service, operation)
-        patience_ends = self._clock.monotonic() + PATIENCE
-        for attempt in range(1, self._options.attempts + 1):
-            began = self._clock.monotonic()
-            try:
-                answer: Answer = await anyio.to_thread.run_sync(call, limiter=limiter)
-                _check_whole(service, answer)
-            except ClientError as error:
-                refused = _refusal(error, service, operation)
-                if _is_server_error(refused, error):
-                    self.stats.unanswered(service, self._clock.monotonic())
-                else:
-                    self.stats.answered(service)
-                if not _is_passing(refused, error):
-                    self.stats.calls[service, operation, "refused"] += 1
-                    raise refused from None
-                if refused.word in THROTTLES or THROTTLED_PARTS & set(refused.reasons):
-                    self.stats.throttles[service, operation] += 1
-                reason = refused.word
-            except _UNANSWERED as error:
-                self.stats.unanswered(service, self._clock.monotonic())
-                reason = type(error).__name__
-                if reason in _NO_CREDENTIALS:  # a client looks for credentials only once
-                    self.stats.calls[service, operation, "failed"] += 1
-                    break
-            else:
-                self.stats.answered(service)
-                self.stats.calls[service, operation, "ok"] += 1
-                self._count_capacity(operation, answer)
-                if "Body" in answer:
-                    answer["Body"] = _Body(answer["Body"], limiter, f"{service} {operation}")
-                return answer
-            finally:
-                self.stats.took.observe(self._clock.monotonic() - began, service, operation)
-            self.stats.calls[service, operation, "failed"] += 1
-            if attempt == self._options.attempts or self._clock.monotonic() >= patience_ends:
-                break
-            self.stats.retries[service, operation] += 1
-            await self._clock.sleep(self._pause(attempt))
-        text = _describe_silence(service, operation, reason)
-        raise ConveyorError(ErrorCode.UNAVAILABLE, text, retry_after=5)
+        try:
+            answer: Answer = await anyio.to_thread.run_sync(call, limiter=limiter)
+            _check_whole(service, answer)
+        except ClientError as error:
+            response: Any = error.response
+            status: int = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            raise read_refusal(response, status, (service, operation)) from None
+        except _UNANSWERED as error:
+            raise Unanswered(type(error).__name__) from None
+        if "Body" in answer:
+            answer["Body"] = _Body(answer["Body"], limiter, f"{service} {operation}")
+        return answer
 
     def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
         try:
             if not credentials_outlast(self._credentials, seconds):
                 raise ShortLived(seconds)
-            link: str = self._clients["s3"].generate_presigned_url(
+            link: str = self.clients["s3"].generate_presigned_url(
                 operation, Params=dict(parameters), ExpiresIn=seconds
             )
         except BotoCoreError as error:
-            text = _describe_silence("s3", operation, type(error).__name__)
+            text = describe_silence("s3", operation, type(error).__name__)
             raise ConveyorError(ErrorCode.UNAVAILABLE, text, retry_after=5) from None
         return link
 
     async def aclose(self) -> None:
-        """Close all connections. No call may follow."""
-        for client in self._clients.values():
+        for client in self.clients.values():
             client.close()
 
     def _limiter(self, service: str, operation: str) -> anyio.CapacityLimiter:
@@ -190,19 +90,6 @@ class BotoAws:
             count = options.receive_threads if name == "receive" else options.threads
             self._limiters[name] = anyio.CapacityLimiter(count)
         return self._limiters[name]
-
-    def _pause(self, attempt: int) -> float:
-        options = self._options
-        backoff = Backoff(2.0 * options.retry_base, options.retry_cap)
-        return backoff.full_jitter(attempt, self._clock.random())
-
-    def _count_capacity(self, operation: str, answer: Answer) -> None:
-        consumed = answer.get("ConsumedCapacity")
-        if not consumed:
-            return
-        parts = consumed if isinstance(consumed, list) else [consumed]
-        units = sum(float(part.get("CapacityUnits", 0.0)) for part in parts)
-        self.stats.capacity[operation] = self.stats.capacity.get(operation, 0.0) + units
 
 
 class _Body:
@@ -229,12 +116,6 @@ class _Body:
         self._stream.close()
 
 
-async def open_aws(options: AwsOptions, clock: Clock, *services: str) -> BotoAws:
-    """Make clients of the services, in a thread: loading their descriptions takes a while."""
-    clients, credentials = await anyio.to_thread.run_sync(_clients, options, services)
-    return BotoAws(clients, options, clock, credentials=credentials)
-
-
 def credentials_outlast(credentials: Credentials | None, seconds: int) -> bool:
     """Renew credentials that are about to expire; return True if they last for `seconds` more."""
     if not isinstance(credentials, RefreshableCredentials):
@@ -247,9 +128,10 @@ def credentials_outlast(credentials: Credentials | None, seconds: int) -> bool:
 _making = threading.Lock()
 
 
-def _clients(
+def make_clients(
     options: AwsOptions, services: tuple[str, ...]
 ) -> tuple[dict[str, Any], Credentials | None]:
+    """Make clients of the services, and find the credentials that they use."""
     config = Config(
         parameter_validation=False,
         retries={"mode": "standard", "total_max_attempts": 1},
@@ -313,18 +195,6 @@ def _config(service: str, options: AwsOptions) -> Config:
     return Config(max_pool_connections=options.threads)
 
 
-def _describe_silence(service: str, operation: str, reason: str) -> str:
-    """Say why there is no answer after the last attempt."""
-    if reason in _NO_CREDENTIALS:
-        return (
-            "no AWS credentials found: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, nor a"
-            " profile, nor a role of this machine"
-        )
-    if reason == "CredentialRetrievalError":
-        return f"the AWS credentials could not be renewed, so {service} was not called"
-    return f"{service} does not answer {operation}: {reason}"
-
-
 def _check_whole(service: str, answer: Answer) -> None:
     """Raise ConnectionClosedError for an answer that was cut off within its headers.
 
@@ -336,54 +206,3 @@ def _check_whole(service: str, answer: Answer) -> None:
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     if not _LENGTHS & headers.keys():
         raise ConnectionClosedError(endpoint_url="")
-
-
-def _refusal(error: ClientError, service: str, operation: str) -> AwsRefused:
-    response = error.response
-    details = response.get("Error", {})
-    reasons = response.get("CancellationReasons", [])
-    return AwsRefused(
-        str(details.get("Code", "")),
-        str(details.get("Message", "")),
-        asked=(service, operation),
-        item=response.get("Item"),
-        reasons=tuple(str(reason.get("Code")) for reason in reasons),
-        items=tuple(reason.get("Item") for reason in reasons),
-    )
-
-
-def _is_passing(refused: AwsRefused, error: ClientError) -> bool:
-    """Return True if the same call may succeed a moment later."""
-    if refused.word == "TransactionCanceledException":
-        return set(refused.reasons) <= PASSING_REASONS
-    return refused.word in PASSING or _is_server_error(refused, error)
-
-
-def _is_server_error(refused: AwsRefused, error: ClientError) -> bool:
-    """Return True if the service reports a failure of its own, other than throttling."""
-    status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status >= 500 and refused.word not in THROTTLES
-
-
-SAFE_TO_QUOTE = (
-    ConfigNotFound,
-    ConfigParseError,
-    InvalidConfigError,
-    PartialCredentialsError,
-    ProfileNotFound,
-)
-"""Errors that name only files, profiles and variables. Others may quote the output of a credential
-program."""
-
-
-async def open_clients(options: AwsOptions, clock: Clock, *services: str) -> BotoAws:
-    """Make clients of the services; the caller closes them.
-
-    Raises ConveyorError(unavailable) if the AWS profiles, files or variables are not usable.
-    """
-    try:
-        return await open_aws(options, clock, *services)
-    except BotoCoreError as error:
-        why = str(error) if isinstance(error, SAFE_TO_QUOTE) else type(error).__name__
-        text = f"the AWS configuration is not usable: {why}"
-        raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None

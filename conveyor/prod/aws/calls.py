@@ -23,8 +23,8 @@ from conveyor.ports.clock import Clock
 class AwsOptions:
     """One region, and endpoints other than the region's own ("" for the region's own).
 
-    `attempts`: tries of one call, including the first. `threads`: concurrent calls of one service.
-    Times are in seconds.
+    `carrier`: "http", or "boto" for all calls through boto3. `attempts`: tries of one call,
+    including the first. `threads`: concurrent calls of one service. Times are in seconds.
     """
 
     region: str = "us-east-1"
@@ -33,6 +33,7 @@ class AwsOptions:
     s3_endpoint: str = ""
     stepfunctions_endpoint: str = ""
     kms_endpoint: str = ""
+    carrier: str = "http"
     attempts: int = 8
     threads: int = 16
     receive_threads: int = 32
@@ -94,10 +95,10 @@ class AwsRefused(ConveyorError):
     that the service is unavailable. Its text, for logs, quotes the service's message; its `detail`,
     which callers may see, only the error code.
 
-    `word` is the service's error code, such as `ConditionalCheckFailedException`. `asked` names
-    service and operation. `item` is the row that failed the condition, if the call asked for it.
-    `reasons` are the error codes of the parts of a cancelled transaction, in order, "None" for
-    parts that were fine; `items` are their rows.
+    `word` is the service's error code, such as `ConditionalCheckFailedException`, `status` the
+    answer's. `asked` names service and operation. `item` is the row that failed the condition, if
+    the call asked for it. `reasons` are the error codes of the parts of a cancelled transaction, in
+    order, "None" for parts that were fine; `items` are their rows.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class AwsRefused(ConveyorError):
         message: str,
         *,
         asked: tuple[str, str] = ("aws", "a call"),
+        status: int = 400,
         item: Answer | None = None,
         reasons: tuple[str, ...] = (),
         items: tuple[Answer | None, ...] = (),
@@ -118,6 +120,7 @@ class AwsRefused(ConveyorError):
         )
         self.args = (f"{word}: {message}",)
         self.asked = asked
+        self.status = status
         self.word = word
         self.message = message
         self.item = item

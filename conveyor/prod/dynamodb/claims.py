@@ -33,8 +33,10 @@ from conveyor.prod.dynamodb.client import (
     UnreadableRow,
     conflicting_item,
     contention_error,
+    row_time_to_live,
 )
 from conveyor.prod.dynamodb.counters import Counters
+from conveyor.prod.dynamodb.row_expiry import SET_EXPIRY, RowExpiry, expiry_values
 from conveyor.prod.dynamodb.run_rows import TRIES, RunPlace, RunReads, RunRow
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
@@ -57,7 +59,7 @@ _TAKE_OVER = f"{_CLAIM}, interruptions = :interruptions, #events = list_append(#
 _FAIL_INTERRUPTED = (
     "SET #status = :failed, claimed_until = :zero, not_before = :zero, updated_at = :now, "
     "moved_by = :token, interruptions = :interruptions, #events = list_append(#events, :event), "
-    "#error = :error, #failure = :failure, failure_group = :group REMOVE #holder"
+    "#error = :error, #failure = :failure, failure_group = :group{expiry} REMOVE #holder"
 )
 _LAPSED = "#status = :processing AND claim_number = :seen_number AND claimed_until = :seen_until"
 _UNDO_CLAIM = (
@@ -83,10 +85,13 @@ class ClaimCall(NamedTuple):
 class Claims:
     """Takes, renews, takes over and releases claims; `settle_row` ends them."""
 
-    def __init__(self, table: Table, reads: RunReads, counters: Counters) -> None:
+    def __init__(
+        self, table: Table, reads: RunReads, counters: Counters, expiry: RowExpiry
+    ) -> None:
         self._table = table
         self._reads = reads
         self._counters = counters
+        self._expiry = expiry
 
     async def claim(self, call: ClaimCall) -> Claim:
         """Claim a task; see `Tasks.claim_task`."""
@@ -116,7 +121,7 @@ class Claims:
             if change.event is None:
                 item = await self._claim_pending(call)
             else:
-                item = await self._take_over(call, seen, change)
+                item = await self._take_over(call, row, seen, change)
         raise contention_error()
 
     async def release(self, key: Key, worker: str) -> None:
@@ -169,6 +174,7 @@ class Claims:
         if row is None or not row.live:
             return None
         self._counters.observe(row)
+        self._expiry.note(row)
         return row
 
     async def _claim_pending(self, call: ClaimCall) -> Item | None:
@@ -181,7 +187,7 @@ class Claims:
         )
 
     async def _take_over(
-        self, call: ClaimCall, lapsed: ClaimState, change: TaskChange
+        self, call: ClaimCall, run: RunRow, lapsed: ClaimState, change: TaskChange
     ) -> Item | None:
         """Take over a lapsed claim; fail the task if it has had too many interruptions."""
         assert change.event is not None  # an interruption always has one
@@ -193,12 +199,13 @@ class Claims:
         }
         if change.error is None:
             return await self._write(call, _TAKE_OVER, _LAPSED, **seen, **_claim_values(call))
+        ends = row_time_to_live(self._table, run.result_ttl_days, now=call.now)
         try:
             # Not cancelled: a row that moved must be counted.
             with anyio.CancelScope(shield=True):
                 found = await self._write(
                     call,
-                    _FAIL_INTERRUPTED,
+                    _FAIL_INTERRUPTED.format(expiry="" if ends is None else f", {SET_EXPIRY}"),
                     _LAPSED,
                     failed=str(change.status),
                     now=call.now,
@@ -207,6 +214,7 @@ class Claims:
                     token=call.token,
                     zero=0,
                     **seen,
+                    **expiry_values(ends),
                 )
         except ConveyorError:
             self._counters.mark_counters_uncertain(call.place)
@@ -284,20 +292,22 @@ async def settle_row(
     *,
     now: int,
     patience: float,
+    time_to_live: int | None,
 ) -> bool:
     """Settle a claimed row; return False if another claim has replaced the caller's.
 
     A try is not cancelled, because a row that moved must be counted. While the table is
     unavailable, tries are repeated for `patience` seconds: the condition on the claim number makes
     a late one harmless. A row that would outgrow the item limit loses its history so far, so that
-    the task still ends. After ConveyorError(unavailable), or a cancellation between two tries, the
-    row may have moved all the same.
+    the task still ends. A row whose task ends gets `time_to_live`, if that is given. After
+    ConveyorError(unavailable), or a cancellation between two tries, the row may have moved all the
+    same.
     """
     deadline = table.clock.monotonic() + patience
     token = table.clock.new_id()
     resets_history = False
     while True:
-        move = _RowUpdate.of(change, token, resets_history=resets_history)
+        move = _RowUpdate.of(change, token, time_to_live, resets_history=resets_history)
         try:
             with anyio.CancelScope(shield=True):
                 await move.write(table, key, claim_number, now=now)
@@ -333,7 +343,9 @@ class _RowUpdate(NamedTuple):
     token: str
 
     @classmethod
-    def of(cls, change: TaskChange, token: str, *, resets_history: bool) -> Self:
+    def of(
+        cls, change: TaskChange, token: str, time_to_live: int | None, *, resets_history: bool
+    ) -> Self:
         """Express a change as an update; `resets_history` replaces the history by its event."""
         sets: list[str] = []
         values: dict[str, Plain] = {"status": str(change.status)}
@@ -357,6 +369,9 @@ class _RowUpdate(NamedTuple):
             history = ":event" if resets_history else "list_append(#events, :event)"
             sets.append(f"#events = {history}")
             values["event"] = [encode_event(change.event, token)]
+        if time_to_live is not None and change.status in TERMINAL_TASK_STATES:
+            sets.append(SET_EXPIRY)
+            values |= expiry_values(time_to_live)
         return cls(sets, values, token)
 
     async def write(self, table: Table, key: Key, claim_number: int, *, now: int) -> None:

@@ -17,7 +17,8 @@ share a table:
   `decodes_row` logs its key and raises `DamagedRow`; `decode_intact` leaves such rows out of lists.
 
 Items with an end of their own (`expiry_attributes`) are found by that end in an index partition.
-DynamoDB removes them by time to live a day later, after the sweeper has seen them.
+DynamoDB removes them by time to live a day later, after the sweeper has seen them. Task rows have a
+time to live from their end on (`row_time_to_live`).
 """
 
 from __future__ import annotations
@@ -287,6 +288,10 @@ class Page(NamedTuple):
     last: dict[str, Tagged] | None
 
 
+ROW_RETENTION_DAYS = 30
+"""Days that task rows stay past their results, by default."""
+
+
 class Table:
     """One table behind the AWS transport.
 
@@ -297,11 +302,15 @@ class Table:
     Reads and writes of single items and of partitions raise NewerRow for an item of an unknown
     shape.
 
-    `records_read` counts items of jobs, runs and failure groups; their readers add to it.
+    `records_read` counts items of jobs, runs and failure groups; their readers add to it. Task rows
+    stay `row_days` past their results, for ever if that is 0.
     """
 
-    def __init__(self, aws: Aws, name: str, clock: Clock) -> None:
+    def __init__(
+        self, aws: Aws, name: str, clock: Clock, *, row_days: int = ROW_RETENTION_DAYS
+    ) -> None:
         self.records_read = 0
+        self.row_days = row_days
         self.name = name
         self.clock = clock
         self._aws = aws
@@ -616,6 +625,19 @@ def _refuse_newer_found(*items: Mapping[str, Tagged] | None) -> None:
     for item in items:
         if item and SHAPE in item:
             refuse_newer({SHAPE: untag(item[SHAPE])})
+
+
+SPARE_DAYS = 32
+"""Days that a task row stays beyond all that its run is kept for, counted from its own end. Rows of
+a run that lasts longer are stamped anew before."""
+
+
+def row_time_to_live(table: Table, result_days: int, *, now: int) -> int | None:
+    """Return the time to live of a task row that ends now, in a run whose results stay
+    `result_days`; None if rows are kept for ever."""
+    if not table.row_days:
+        return None
+    return now // 1_000 + (result_days + table.row_days + SPARE_DAYS) * 86_400
 
 
 EXPIRY_GRACE = 86_400

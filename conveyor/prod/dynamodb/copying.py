@@ -33,6 +33,7 @@ from conveyor.prod.dynamodb.client import (
     Table,
     conflicting_item,
     decodes_row,
+    row_time_to_live,
 )
 from conveyor.prod.dynamodb.run_rows import RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import (
@@ -313,7 +314,8 @@ class RowCopy:
         if self.chosen.takes(item["status"], item.get("failure_group")):
             return fresh_item(item["task_id"], item["spec"], now=now)
         if item["status"] in TERMINAL_TASK_STATES:
-            return inherited_item(item, self.source.run.run_id, now=now)
+            ends = row_time_to_live(self.table, self.source.result_ttl_days, now=now)
+            return inherited_item(item, self.source.run.run_id, now=now, time_to_live=ends)
         return None
 
 

@@ -172,8 +172,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     of each worker's last addition, `flushes` the number of additions. `groups` holds the failure
     groups by id. `reserved` holds additions that are not counted yet, as number of tasks by first
     index; `given_up` those that never will be. `ended_at` is 0 before the end. `subscribers`: an
-    outbox entry for each waits for the end. `unsettled`: rows may change or appear, uncounted,
-    after the run's end, so it needs a recount.
+    outbox entry for each waits for the end. `rows_stamped_at`: settled rows live at least as if
+    they had ended then. `expired`: retention has deleted the run. `unsettled`: rows may change or
+    appear, uncounted, after the run's end, so it needs a recount.
     """
 
     run: Run
@@ -191,6 +192,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int = 0
     swept: bool = False
     queue_dropped: bool = False
+    rows_stamped_at: int = 0
+    expired: bool = False
     unsettled: bool = False
     dispatch_changed_at: int = 0
     subscribers: tuple[Subscriber, ...] = ()
@@ -347,6 +350,8 @@ def read_run_row(item: Item) -> RunRow:
         ended_at=item.get("ended_at", 0),
         swept=item.get("swept", False),
         queue_dropped=item.get("queue_dropped", False),
+        rows_stamped_at=item.get("rows_stamped_at") or item["created_at"],
+        expired=item.get("expired", False),
         unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
         subscribers=tuple(one for one, name in WAITING.items() if item.get(name, False)),

@@ -84,6 +84,7 @@ from conveyor.prod.sqs.registry import Generation
 MOST_RUNS = 99
 """Runs that one transaction deletes beside their job."""
 DELETE_RUN = Change(status=RunStatus.DELETED)
+EXPIRE_RUN = Change(status=RunStatus.DELETED, sets={"expired": True})
 
 
 class Deletion:
@@ -212,20 +213,20 @@ class Deletion:
 async def write_tombstone(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
     """Turn a run to `deleted` and make the newest other run the job's latest, in one transaction
     under the versions of both. Makes one try; raises RunVersionConflict."""
-    await _write_tombstone(records, row, now=now, last_takes_job=False)
+    await _write_tombstone(records, row, DELETE_RUN, now=now, last_takes_job=False)
 
 
 async def delete_ended_run(records: DynamoRunRows, row: RunRow, *, now: int) -> None:
     """Write a tombstone as `write_tombstone` does, and delete the job if no other run is left, and
-    none will be made."""
-    await _write_tombstone(records, row, now=now, last_takes_job=True)
+    none will be made. Its settled rows are left to their time to live."""
+    await _write_tombstone(records, row, EXPIRE_RUN, now=now, last_takes_job=True)
 
 
 async def _write_tombstone(
-    records: DynamoRunRows, row: RunRow, *, now: int, last_takes_job: bool
+    records: DynamoRunRows, row: RunRow, change: Change, *, now: int, last_takes_job: bool
 ) -> None:
     table = records.table
-    parts = [records.change_part(row, DELETE_RUN, now=now)]
+    parts = [records.change_part(row, change, now=now)]
     job = await JobReads(records).job(row.run.job_id)
     if job is not None:
         other = await _newest_other(table, row)

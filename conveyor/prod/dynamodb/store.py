@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws
-from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.client import ROW_RETENTION_DAYS, Table
 from conveyor.prod.dynamodb.deliveries import DynamoDeliveries
 from conveyor.prod.dynamodb.expiring import DynamoExports, DynamoInputs
 from conveyor.prod.dynamodb.idempotency import DynamoIdempotency
@@ -67,14 +67,16 @@ async def open_store(
     flush_interval: float = FLUSH_INTERVAL,
     patience: float = 0.0,
     fire_retention_days: int = FIRE_RETENTION_DAYS,
+    row_retention_days: int = ROW_RETENTION_DAYS,
 ) -> DynamoStore:
     """Open the store on an existing table.
 
     `worker` names this process; no other process, now or later, has the same name. `patience` is
     the time in seconds, like `flush_interval`, during which a settlement is retried while the table
-    is unavailable. Rows of fires go `fire_retention_days` after their last change.
+    is unavailable. Rows of fires go `fire_retention_days` after their last change. Task rows stay
+    `row_retention_days` past their results, for ever if that is 0.
     """
-    client = Table(aws, table, clock)
+    client = Table(aws, table, clock, row_days=row_retention_days)
     records = DynamoRunRows(client, RunPlaces(client))
     return DynamoStore(
         table=client,

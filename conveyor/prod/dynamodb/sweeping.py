@@ -7,7 +7,7 @@ Rows of a newer shape are left to a process that knows it, damaged ones to whoev
 - `Leftovers` completes writes of several steps that were cut off: intents without a run, additions
   that were never counted, pins of runs that are gone, and ended runs with uncounted rows. Each gets
   15 minutes first, longer than any call takes. It also recounts runs whose row holds too many
-  `sequences`.
+  `sequences`, and has rows of long runs stamped (`row_expiry`).
 - `EndedRuns` finds runs that have ended together with all runs that draw on them, and expires them.
 """
 
@@ -42,6 +42,7 @@ from conveyor.prod.dynamodb.client import (
     keys_of,
 )
 from conveyor.prod.dynamodb.counters import has_too_many_sequences, recount, recount_at
+from conveyor.prod.dynamodb.row_expiry import RowStamps
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
@@ -187,6 +188,7 @@ class Leftovers:
         self._runs: set[Key] = set()
         self._live: set[Key] = set()
         self._changes_since: int | None = None
+        self.stamps = RowStamps(records)
 
     def add_orphaned_pin(self, pin: Key) -> None:
         """Note a pin whose run does not exist."""
@@ -205,6 +207,7 @@ class Leftovers:
             done += await self._check_runs(now)
             done += await self._remove_pins(now)
             await self._settle_runs(now)
+        await self.stamps.go_on()
         return done
 
     async def _abandon_intents(self, now: int) -> int:
@@ -245,7 +248,9 @@ class Leftovers:
         self._live = set(items)
         for row in decode_intact(read_run_row, items.values()):
             done += await self._cancel_reservations(row, since, now)
-            if not row.live:
+            if row.live:
+                self.stamps.check(row, at=now)
+            else:
                 self._live.discard(row.place.key)
             # Other runs are recounted once they are quiet.
             if row.run.status is RunStatus.PENDING and has_too_many_sequences(row):
@@ -442,6 +447,7 @@ class EndedRuns:
             if row.reserved or row.given_up:
                 self._leftovers.add_incomplete_run(row.place.key)
             ended_at = await self._all_ended_at(row)
+            self._leftovers.stamps.check(row, at=now if ended_at is None else ended_at)
             if ended_at is None:
                 # Nothing can be due earlier: whoever draws on it ends after this.
                 await self._put_off(found, _looks_at(row, now))

@@ -49,6 +49,7 @@ from conveyor.prod.dynamodb.schema import (
     PARTITION_KEY,
     ROW_SHAPE,
     SORT_KEY,
+    TIME_TO_LIVE,
     Key,
     task_partition,
     task_sort_key,
@@ -118,7 +119,7 @@ def _new_item(task_id: str, spec: str, *, now: int) -> Item:
     }
 
 
-def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
+def inherited_item(source: Item, source_run_id: str, *, now: int, time_to_live: int | None) -> Item:
     """Make the row of a rerun that keeps the result of a terminal row of `source_run_id`: without
     its history, and with the run that owns its body."""
     item = {
@@ -129,7 +130,8 @@ def inherited_item(source: Item, source_run_id: str, *, now: int) -> Item:
         "source_run_id": source.get("source_run_id", source_run_id),
     }
     kept = ("result", "error", "failure", "failure_group")
-    return item | {name: source[name] for name in kept if name in source}
+    item |= {name: source[name] for name in kept if name in source}
+    return item if time_to_live is None else item | {TIME_TO_LIVE: time_to_live}
 
 
 @decodes_row

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from cachetools import LRUCache
+
 from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
 from conveyor.domain.failure_groups import FailureGroups
@@ -27,6 +29,7 @@ from conveyor.ports.tasks import Claim, NotClaimable, Settled, TaskPage
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
 from conveyor.prod.dynamodb.client import (
     ALL_ITEMS,
+    SPARE_DAYS,
     Item,
     PlaceholderValue,
     RowFilter,
@@ -35,10 +38,12 @@ from conveyor.prod.dynamodb.client import (
 )
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.failure_groups import read_failure_groups, remove_group_items
+from conveyor.prod.dynamodb.row_expiry import RowExpiry
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads
-from conveyor.prod.dynamodb.schema import Key
+from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, Key
 from conveyor.prod.dynamodb.task_rows import (
     MAX_SCANNED,
+    Reference,
     find_references,
     last_scanned_index,
     query_after,
@@ -68,6 +73,7 @@ class TaskPages:
         self._table = table
         self._reads = reads
         self._next_indexes: dict[str, int] = {}
+        self._scrubbed_to: LRUCache[str, int] = LRUCache(MOST_REMEMBERED)
 
     async def get(self, place: RunPlace, task_id: str) -> Item | None:
         """Read one row strongly; None if the text is not a task id."""
@@ -76,6 +82,8 @@ class TaskPages:
         item = await self._table.get(place.task_key(task_id))
         if item is not None:
             self._count(1, 1)
+            if await self._is_left_over(place, [item]):
+                return None
         return item
 
     async def page(
@@ -110,6 +118,8 @@ class TaskPages:
             size = min(size_wanted, most - read)
         is_cut = len(items) > limit
         del items[limit:]
+        if await self._is_left_over(place, items):
+            return TaskPage([], None, read)
         tasks = [read_task(place.run_id, item) for item in items]
         self._count(read, len(tasks))
         if not is_cut and not (more and await self._may_have_more(place, at)):
@@ -149,6 +159,26 @@ class TaskPages:
             await remove_group_items(self._table, place.run_id)
         return len(found)
 
+    async def scrub_unsettled(self, place: RunPlace, limit: int) -> int:
+        """Remove at most `limit` rows without a time to live, and return their number: 0 only if
+        none is left. Then the items of the failure groups go too."""
+        after = self._scrubbed_to.get(place.run_id, -1)
+        found: list[Reference] = []
+        unsettled = RowFilter("attribute_not_exists(#ttl)", {})
+        async for row in find_references(
+            self._table, place, unsettled, after=after, piece=min(limit, MERGED_IN_MEMORY)
+        ):
+            found.append(row)
+            if len(found) == limit:
+                break
+        await self._table.delete_many([place.task_key(row.task_id) for row in found])
+        if found:
+            self._scrubbed_to[place.run_id] = found[-1].index
+        else:
+            self._scrubbed_to.pop(place.run_id, None)
+            await remove_group_items(self._table, place.run_id)
+        return len(found)
+
     async def _may_have_more(self, place: RunPlace, index: int) -> bool:
         """Return whether a shard may have a row after an index of it."""
         step = place.shards.count if place.shards.scheme is ShardScheme.STRIPE else 1
@@ -162,6 +192,15 @@ class TaskPages:
         # The next index only ever grows, so an old value stays a lower bound.
         self._next_indexes[place.run_id] = row.run.next_index
         return index + step < row.run.next_index
+
+    async def _is_left_over(self, place: RunPlace, items: Sequence[Item]) -> bool:
+        """Return whether rows outlived their run: retention has deleted it, and left them to their
+        time to live. Reads the run only if one of them is old enough for that."""
+        before = self._table.clock.now() // 1_000 + SPARE_DAYS * 86_400
+        if not any(item.get(TIME_TO_LIVE, before + 1) <= before for item in items):
+            return False
+        row = await self._reads.read_fresh(place)
+        return row is None or row.expired
 
     def _count(self, read: int, returned: int) -> None:
         self.rows_read += read
@@ -214,7 +253,8 @@ class DynamoTasks:
         self._places = records.places
         self._reads = RunReads(records)
         self._counters = Counters(records, worker=worker, flush_interval=flush_interval)
-        self._claims = Claims(self._table, self._reads, self._counters)
+        self._expiry = RowExpiry(self._table, self._reads)
+        self._claims = Claims(self._table, self._reads, self._counters, self._expiry)
         self._pages = TaskPages(self._table, self._reads)
 
     @property
@@ -281,9 +321,16 @@ class DynamoTasks:
         gives_back = isinstance(settlement, Released | Deferred)
         patience = 0.0 if gives_back else self._patience
         change = settlement_change(settlement, now=now)
+        ends = await self._expiry.time_to_live(place, now=now)
         try:
             applied = await settle_row(
-                self._table, key, claim_number, change, now=now, patience=patience
+                self._table,
+                key,
+                claim_number,
+                change,
+                now=now,
+                patience=patience,
+                time_to_live=ends,
             )
         except BaseException:
             self._counters.mark_counters_uncertain(place)
@@ -345,6 +392,8 @@ class DynamoTasks:
         row = None if place is None else await self._reads.read_fresh(place)
         if place is None or row is None or row.run.status is not RunStatus.DELETED:
             return 0
+        if row.expired:
+            return await self._pages.scrub_unsettled(place, limit)
         return await self._pages.scrub(place, limit)
 
     async def aclose(self) -> None:
@@ -364,4 +413,5 @@ class DynamoTasks:
         if row is None or row.run.status is RunStatus.DELETED:
             return None
         self._counters.observe(row)
+        self._expiry.note(row)
         return row.run.status

@@ -5,17 +5,18 @@ reports of workers lie beside it.
 replica that has not received the last writes, be flushed, or evict keys. After each of these the
 ledger would grant permits that are still in use, unless it notices. It notices as follows:
 
-- The whole ledger of a fleet is *one* key: a hash with one field a job, and the fields `#server`
-  (the run id of the Redis process that began this ledger), `#since` (when it did so) and `#seen`
-  (the latest time of a call). Redis never loses a part of a key. So either everything is gone, or
-  nobody holds permits of a job without a field, and its first permit is granted at once. The key
-  has no time to live: eviction policies that evict only keys with one cannot touch it, those that
-  evict any key take it whole.
-- If the hash is absent or carries another run id, or the clock went back by more than a second,
-  entries may be missing or old. The ledger then begins anew, empty, and is closed for one lease
-  from that moment on, for all jobs: holders announce their permits by their renewals, and nobody
-  gets more. When it opens, every earlier grant has lapsed or has been announced. A run id changes
-  with every start of a Redis process and differs on a replica.
+- The ledger of a fleet is a hash, and beside it a sorted set of the ends of all leases. The hash
+  has an entry for each job and holder, the sum of each job, and the fields `#server` (the run id of
+  the Redis process that began this ledger), `#since` (when it did so), `#seen` (the latest time of
+  a call) and `#entries` (the number of ends). Redis never loses a part of a key, and if it loses
+  one of the two, the numbers differ. So either everything is gone, or nobody holds permits of a job
+  without a sum, and its first permit is granted at once. The keys have no time to live: eviction
+  policies that evict only keys with one cannot touch them.
+- If the hash is absent or carries another run id, if the number of ends is another, or if the clock
+  went back by more than a second, entries may be missing or old. The ledger then begins anew,
+  empty, and is closed for one lease from that moment on, for all jobs: holders announce their
+  permits by their renewals, and nobody gets more. When it opens, every earlier grant has lapsed or
+  has been announced. A run id changes with every start of a Redis process and differs on a replica.
 
 It does not notice two servers that both believe to be the primary at the same time, nor a server's
 clock that is *stepped forward* by more than the part of a lease that holders leave unused (its last
@@ -26,11 +27,12 @@ closed for all as long as the longest lease that any call named meanwhile: the c
 permits under it. Once the ledger has opened, a longer lease closes it only for the calls that name
 it, as long as that lease would have lasted: so a call with a short lease opens it for nobody else.
 
-Each call drops the lapsed entries of its own job, and looks at two more jobs at random, whose
-fields it removes if nothing in them is under a lease.
+**What a call costs.** It finds lapsed entries by their ends, of whatever job, and drops at most
+100; until an entry is dropped it counts. It reads and writes its own entry and the sum of its job,
+however many holders share the job.
 
-Redis 6.2 or newer, or Valkey; one primary, in cluster mode too (there is one key); the scripts use
-INFO and TIME.
+Redis 6.2 or newer, or Valkey; one primary, in cluster mode too (both keys lie in one slot); the
+scripts use INFO and TIME.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder
 from conveyor.prod.redis.server import RedisServer, Script
 
-HOLD = Script("""
-local ledger, job, holder = KEYS[1], ARGV[1], ARGV[2]
+HOLD = Script(
+    """
+local ledger, ends, job, holder = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local count, before, sequence = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local wants, limit, lease = ARGV[6] == '1', tonumber(ARGV[7]), tonumber(ARGV[8])
 local now = tonumber(ARGV[9])
@@ -54,75 +57,112 @@ if not now then
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 local function text(number) return string.format('%.0f', number) end
-local function is_live(entry) return entry[4] > now end
 
 local server = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-local kept = redis.call('HMGET', ledger, '#server', '#since', '#seen', '#lease', job)
-if kept[1] ~= server or now < tonumber(kept[3]) - 1000 then
-  redis.call('DEL', ledger)
-  kept = {server, text(now), text(now), text(lease), false}
+local name = job .. '|' .. holder
+local entries = redis.call('ZCARD', ends)
+local kept = redis.call('HMGET', ledger, '#server', '#since', '#seen', '#lease', '#entries')
+if kept[1] ~= server or entries ~= tonumber(kept[5]) or now < tonumber(kept[3]) - 1000 then
+  redis.call('DEL', ledger, ends)
+  kept, entries = {server, text(now), text(now), text(lease)}, 0
   redis.call('HSET', ledger, '#server', server, '#since', kept[2])
 end
 local since, longest = tonumber(kept[2]), tonumber(kept[4])
 local opens = since + math.max(lease, longest)
 local closed = now < opens
 if now < since + longest then longest = math.max(lease, longest) end
-redis.call('HSET', ledger, '#seen', text(now), '#lease', text(longest))
 
-local entries = kept[5] and cmsgpack.unpack(kept[5]) or {}
-local total, holders, wanting, known, own = 0, 0, 0, 0, nil
-for name, entry in pairs(entries) do
-  if not is_live(entry) then
-    entries[name] = nil
-  else
-    total = total + entry[1]
-    if entry[1] > 0 then holders = holders + 1 end
-    if entry[3] == 1 then wanting = wanting + 1 end
-    if name == holder then own, known = entry, entry[1] end
+local sums = {}
+local function sum(of)
+  if not sums[of] then
+    local packed = redis.call('HGET', ledger, of)
+    sums[of] = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0}
   end
+  return sums[of]
+end
+local function add(of, entry, sign)
+  local into = sum(of)
+  into[1] = into[1] + sign * entry[1]
+  into[2] = into[2] + (entry[1] > 0 and sign or 0)
+  into[3] = into[3] + sign * entry[3]
+  into[4] = into[4] + sign
+  into.moved = true
+end
+local function find(of)
+  local packed = redis.call('HGET', ledger, of)
+  return packed and cmsgpack.unpack(packed)
+end
+local function drop(gone, entry)
+  add(string.match(gone, '^[^|]*'), entry, -1)
+  redis.call('HDEL', ledger, gone)
+  redis.call('ZREM', ends, gone)
+  entries = entries - 1
+end
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', text(now), 'LIMIT', 0, 100)) do
+  drop(gone, find(gone))
+end
+local own = find(name)
+if own and own[4] <= now then
+  drop(name, own)
+  own = nil
 end
 
-local granted
+local known, granted = own and own[1] or 0, false
 if own and sequence <= own[2] then granted = false
 elseif closed then granted = count <= before
-else granted = count <= known or total - known + count <= limit end
+else granted = count <= known or sum(job)[1] - known + count <= limit end
 
 if granted then
-  total = total - known + count
-  holders = holders + (count > 0 and 1 or 0) - (known > 0 and 1 or 0)
-  wanting = wanting + (wants and 1 or 0) - (own and own[3] or 0)
-  entries[holder] = {count, sequence, wants and 1 or 0, now + lease}
-  redis.call('HSET', ledger, job, cmsgpack.pack(entries))
+  if own then add(job, own, -1) else entries = entries + 1 end
+  own = {count, sequence, wants and 1 or 0, now + lease}
+  add(job, own, 1)
+  redis.call('HSET', ledger, name, cmsgpack.pack(own))
+  redis.call('ZADD', ends, text(now + lease), name)
 end
-
-for _, field in ipairs(redis.call('HRANDFIELD', ledger, 2)) do
-  if field ~= job and string.sub(field, 1, 1) ~= '#' then
-    local live = false
-    for _, entry in pairs(cmsgpack.unpack(redis.call('HGET', ledger, field))) do
-      live = live or is_live(entry)
-    end
-    if not live then redis.call('HDEL', ledger, field) end
+local total, holders, wanting = unpack(sum(job))
+for of, one in pairs(sums) do
+  if one[4] == 0 then redis.call('HDEL', ledger, of)
+  elseif one.moved then
+    redis.call('HSET', ledger, of, cmsgpack.pack({one[1], one[2], one[3], one[4]}))
   end
 end
+redis.call('HSET', ledger, '#seen', text(now), '#lease', text(longest), '#entries', entries)
 local free = closed and 0 or math.max(0, limit - total)
 local opens_at, opens_in = '0', 0
 if closed then opens_at, opens_in = text(opens), opens - now end
 return {granted and 1 or 0, free, holders, wanting, opens_at, opens_in}
-""")
-"""An entry is {count, sequence, wants, lapses at}; times are whole milliseconds. The last results
-are the time at which a ledger that is closed for the call opens, and how long that is from now; 0
-for an open one."""
+""",
+    beside=(":ends",),
+)
+"""An entry is {count, sequence, wants, lapses at}, the sum of a job {permits, holders, wanting,
+entries}; times are whole milliseconds. The last results are the time at which a ledger that is
+closed for the call opens, and how long that is from now; 0 for an open one."""
 
-HOLDERS = Script("""
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local kept = redis.call('HGET', KEYS[1], ARGV[1])
-local found = {}
-for name, entry in pairs(kept and cmsgpack.unpack(kept) or {}) do
-  if entry[4] > now then found[#found + 1] = {name, entry[1], entry[3], entry[4] - now} end
+_NOW = """
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
+"""
+HOLDERS = Script(
+    _NOW
+    + """
+local of, found, cursor = ARGV[2] .. '|', {}, '0'
+repeat
+  local page = redis.call('HSCAN', KEYS[1], cursor, 'MATCH', of .. '*', 'COUNT', 1000)
+  cursor = page[1]
+  for place = 1, #page[2], 2 do
+    local entry = cmsgpack.unpack(page[2][place + 1])
+    if entry[4] > now then
+      local holder = string.sub(page[2][place], #of + 1)
+      found[#found + 1] = {holder, entry[1], entry[3], entry[4] - now}
+    end
+  end
+until cursor == '0'
 return found
-""")
+"""
+)
 """Each result is {holder, count, wants, milliseconds that are left}."""
 
 _log = logging.getLogger("conveyor.permits")
@@ -162,7 +202,7 @@ class RedisPermits:
             int(request.wants),
             limit,
             math.ceil(lease * 1_000),
-            "" if self._instant is None else self._instant(),
+            self._now(),
         )
         self._log_closing(int(opens_at))
         return LedgerState(
@@ -175,13 +215,17 @@ class RedisPermits:
 
     async def holders(self, job_id: str) -> list[PermitHolder]:
         """Raises ConveyorError(unavailable)."""
+        told = await self._server.run(HOLDERS, self._key, self._now(), job_id)
         found = [
             PermitHolder(
                 holder=name.decode(), count=count, wants=bool(wants), lapses_in=left / 1_000
             )
-            for name, count, wants, left in await self._server.run(HOLDERS, self._key, job_id)
+            for name, count, wants, left in told
         ]
         return sorted(found, key=lambda one: one.holder)
+
+    def _now(self) -> int | str:
+        return "" if self._instant is None else self._instant()
 
     def _log_closing(self, opens_at: int) -> None:
         """Log once, each time that the ledger is closed, when it will open."""
@@ -195,19 +239,13 @@ class RedisPermits:
 
 
 def ledger_key(environment: str) -> str:
-    """Return the key of a fleet's ledger. The braces pin it to one hash slot in cluster mode."""
+    """Return the key of a fleet's ledger. The braces pin it, and that of the ends, to one hash slot
+    in cluster mode."""
     return f"conveyor:{{{environment}}}:permits"
 
 
 # -- reports of workers --
 
-_NOW = """
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
-"""
 SAY = Script(
     _NOW
     + """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -36,6 +36,8 @@ TIMEOUT = 1.0
 """Most seconds for a connection, for an answer, and for both together."""
 REST = 1.0
 """Seconds for which a server that did not answer gets only the calls that cannot do without it."""
+LISTEN = 10.0
+"""Seconds of silence on a channel after which the server is asked whether it is there."""
 CLOSING = 0.1
 """Seconds to wait for the ends of connections that are closed; a peer that hangs sends none."""
 AWAY_AFTER = 3
@@ -53,11 +55,17 @@ error of the script."""
 
 
 class Script:
-    """A Lua script with one key. Its text is sent only if the server does not know its digest."""
+    """A Lua script with one key, and others beside it, whose names are that key with an ending. Its
+    text is sent only if the server does not know its digest."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, beside: tuple[str, ...] = ()) -> None:
         self.text = text
+        self._beside = beside
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def keys(self, key: str) -> list[str]:
+        """Return the names of all keys."""
+        return [key, *(f"{key}{ending}" for ending in self._beside)]
 
 
 class RedisServer:
@@ -122,6 +130,33 @@ class RedisServer:
         """Set the value of a key for some seconds. Raises ConveyorError(unavailable)."""
         await self._within(self._command("SET", key, value, "EX", seconds))
 
+    async def listen(self, channel: str) -> AsyncIterator[bytes]:
+        """Yield what is published on a channel from now on, an empty text first. Raises
+        ConveyorError(unavailable) once the connection is lost, or a failover has moved the name.
+        Neither is a failed call."""
+        generation = self._generation
+        subscription = self._redis.pubsub()
+        try:
+            with anyio.fail_after(self._timeout):
+                await subscription.subscribe(channel)
+            asked = False
+            while generation == self._generation:
+                message = await subscription.get_message(timeout=LISTEN)
+                if message is None and asked:
+                    raise NoAnswer
+                if message is None:
+                    with anyio.fail_after(self._timeout):
+                        await subscription.ping()
+                elif message["type"] in ("subscribe", "message"):
+                    yield message["data"] if message["type"] == "message" else b""
+                asked = message is None
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from None
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING):
+                await subscription.aclose()  # type: ignore[no-untyped-call]
+        raise ConveyorError(ErrorCode.UNAVAILABLE, "redis stands for another node", retry_after=1)
+
     async def ping(self) -> None:
         """Raise ConveyorError(unavailable) if the server does not answer."""
         await self._within(self._command("PING"))
@@ -134,11 +169,12 @@ class RedisServer:
     async def _run(
         self, script: Script, key: str, arguments: tuple[str | int | float | bytes, ...]
     ) -> Any:
+        keys = script.keys(key)
         try:
-            return await self._command("EVALSHA", script.digest, 1, key, *arguments)
+            return await self._command("EVALSHA", script.digest, len(keys), *keys, *arguments)
         except NoScriptError:
             # The server did not run it, so sending it again is safe.
-            return await self._command("EVAL", script.text, 1, key, *arguments)
+            return await self._command("EVAL", script.text, len(keys), *keys, *arguments)
 
     async def _within(self, call: Awaitable[Answered]) -> Answered:
         generation = self._generation
@@ -152,9 +188,7 @@ class RedisServer:
             if generation == self._generation and _asks_for_another_node(error):
                 self._generation += 1
                 await self._drop_connections()
-            raise ConveyorError(
-                ErrorCode.UNAVAILABLE, f"redis does not answer: {_kind(error)}", retry_after=1
-            ) from None
+            raise _unavailable(error) from None
         self._failures = 0
         return answer
 
@@ -164,6 +198,12 @@ class RedisServer:
         await mark()
         with anyio.move_on_after(CLOSING):
             await self._pool.disconnect(inuse_connections=False)
+
+
+def _unavailable(error: Exception) -> ConveyorError:
+    return ConveyorError(
+        ErrorCode.UNAVAILABLE, f"redis does not answer: {_kind(error)}", retry_after=1
+    )
 
 
 def _asks_for_another_node(error: Exception) -> bool:

@@ -1,0 +1,262 @@
+"""Tries of calls to AWS over Conveyor's own HTTP client, and through boto3 for all other calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from math import inf
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from botocore.credentials import Credentials
+
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.prod.aws.answers import ForeignAnswer
+from conveyor.prod.aws.boto import BotoCarrier
+from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters
+from conveyor.prod.aws.carriers import Unanswered
+from conveyor.prod.aws.credentials import KeyHolder
+from conveyor.prod.aws.places import CallPlace, Places, Unplaced
+from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall
+from conveyor.prod.aws.signer import SignedPart
+from conveyor.wire import client as wire
+from conveyor.wire.client import HttpClient
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.options import ClientOptions, Proxy
+
+BODIES_OPEN = 256
+"""Most bodies that are read at a time: each holds a connection until it is read to its end."""
+LARGE = 256 * 1024
+"""Bytes of a body from which it is hashed in a thread, and for which a call gets a second more."""
+MOST_TOLD = 1_048_576
+"""Most bytes of a refusal."""
+_WORDS = {
+    TransportTrouble.UNRESOLVED: "EndpointConnectionError",
+    TransportTrouble.UNREACHABLE: "EndpointConnectionError",
+    TransportTrouble.TLS: "SSLError",
+    TransportTrouble.NO_COMMON_PROTOCOL: "SSLError",
+    TransportTrouble.INTERRUPTED: "ConnectionClosedError",
+    TransportTrouble.TRUNCATED: "ConnectionClosedError",
+    TransportTrouble.RAGGED: "ConnectionClosedError",
+    TransportTrouble.TIMEOUT: "ReadTimeoutError",
+    TransportTrouble.MALFORMED: "ForeignAnswer",
+}
+"""The names that botocore has for the troubles of a transport."""
+_Result = TypeVar("_Result")
+
+
+class Lane:
+    """The connections of one kind of call, and the turns of those that wait for one."""
+
+    def __init__(self, client: HttpClient, turns: int) -> None:
+        self.client = client
+        self.turns = asyncio.Semaphore(turns)
+
+
+class HttpCarrier:
+    """A `Carrier` for the calls of `OWN_CALLS`, which hands all others to boto3's.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        boto: BotoCarrier,
+        options: AwsOptions,
+        clock: Clock,
+        *,
+        credentials: Credentials | None,
+    ) -> None:
+        self.boto = boto
+        self._options = options
+        self._clock = clock
+        self._keys = KeyHolder(credentials)
+        self._places = Places(boto.clients)
+        self._known: dict[tuple[str, str], CallPlace | None] = {}
+        self._lanes: dict[tuple[str, Proxy | None], Lane] = {}
+
+    @property
+    def open_connections(self) -> int:
+        """The number of open connections, and of those being made."""
+        return sum(lane.client.open_connections for lane in self._lanes.values())
+
+    async def once(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        call = OWN_CALLS.get((service, operation))
+        if call is None or not call.takes(parameters):
+            return await self.boto.once(service, operation, parameters)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        about = (service, parameters["Bucket"] if service == "s3" else "")
+        try:
+            place = self._known[about]
+        except KeyError:
+            place = await self._find(about, parameters)
+        if place is None:
+            return await self.boto.once(service, operation, parameters)
+        lane = self._lane(service, operation, place)
+        await lane.turns.acquire()
+        try:
+            return await _to_its_end(self._exchange(lane, place, call, parameters), lane)
+        except Moved:
+            self._known[about] = None
+            return await self.boto.once(service, operation, parameters)
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        return self.boto.presign(operation, parameters, seconds=seconds)
+
+    async def aclose(self) -> None:
+        for lane in self._lanes.values():
+            await lane.client.aclose()
+        await self._keys.aclose()
+        await self.boto.aclose()
+
+    async def _find(self, about: tuple[str, str], parameters: Parameters) -> CallPlace | None:
+        """Find the place of calls about a service or bucket, and remember it."""
+        try:
+            place = await anyio.to_thread.run_sync(self._places.find, about[0], parameters)
+        except Unplaced:
+            return None
+        self._known[about] = place
+        return place
+
+    def _lane(self, service: str, operation: str, place: CallPlace) -> Lane:
+        """Return the lane of a call. Long polls have their own, or all others would wait for them;
+        so have bodies, whose readers may be slow."""
+        name = {"receive_message": "receive", "get_object": "bodies"}.get(operation, service)
+        lane = self._lanes.get((name, place.proxy))
+        if lane is None:
+            options = self._options
+            turns = options.receive_threads if name == "receive" else options.threads
+            client = HttpClient(
+                connections=max(turns, BODIES_OPEN) if name == "bodies" else turns,
+                options=ClientOptions(
+                    authority=place.authority,
+                    alone=True,
+                    connect=options.connect_timeout,
+                    proxy=place.proxy,
+                ),
+            )
+            lane = self._lanes[name, place.proxy] = Lane(client, turns)
+        return lane
+
+    async def _exchange(
+        self, lane: Lane, place: CallPlace, call: OwnCall, parameters: Parameters
+    ) -> Answer:
+        """Send a call and read its answer. Raises AwsRefused, Unanswered, Moved."""
+        keys = await self._keys.current()
+        size = call.size(parameters)
+        request: HttpRequest
+        if size > LARGE:
+            request = await anyio.to_thread.run_sync(call.write, parameters)
+        else:
+            request = call.write(parameters)
+        part = SignedPart(
+            request.method,
+            place.path + request.path,
+            {**request.headers, "host": place.host},
+            request.digest,
+        )
+        headers = place.signer.sign(part, keys, self._clock.now())
+        headers["user-agent"] = "conveyor"
+        options = self._options
+        try:
+            answer = await lane.client.send(
+                request.method,
+                place.url + request.path,
+                headers=headers,
+                body=request.body,
+                timeout=options.connect_timeout + options.read_timeout + size / LARGE,
+                repeatable=True,
+            )
+            return await self._read(call, answer)
+        except TransportError as error:
+            raise Unanswered(_word(error)) from None
+        except ForeignAnswer:
+            raise Unanswered("ForeignAnswer") from None
+
+    async def _read(self, call: OwnCall, answer: wire.Answer) -> Answer:
+        headers = answer.headers.firsts()
+        read: Answer
+        if call.streams and answer.status < 300:
+            try:
+                read = call.read(answer.status, headers, b"")
+            except BaseException:
+                answer.release()
+                raise
+            read["Body"] = HttpBody(answer, self._options.read_timeout)
+        else:
+            body = await answer.read()
+            read = call.read(answer.status, headers, body)
+        read["ResponseMetadata"] = {"HTTPStatusCode": answer.status, "HTTPHeaders": headers}
+        return read
+
+
+class HttpBody:
+    """A streamed body. Bytes that are asked for may take `patience` seconds to come; nobody needs to
+    ask for any."""
+
+    def __init__(self, answer: wire.Answer, patience: float) -> None:
+        self._answer = answer
+        self._patience = patience
+        self._held = b""
+        answer.allow(inf)
+
+    async def read(self, most: int) -> bytes:
+        pieces, size = [self._held], len(self._held)
+        while size < most:
+            self._answer.allow(self._patience)
+            try:
+                piece = await anext(self._answer, b"")
+            except TransportError as error:
+                raise ConveyorError(
+                    ErrorCode.UNAVAILABLE,
+                    f"s3 get_object broke off: {_word(error)}",
+                    retry_after=5,
+                ) from None
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+        self._answer.allow(inf)
+        found = b"".join(pieces)
+        self._held = found[most:]
+        return found[:most]
+
+    def close(self) -> None:
+        self._answer.release()
+
+
+def _word(error: TransportError) -> str:
+    if error.trouble is TransportTrouble.TIMEOUT and error.is_connecting:
+        return "ConnectTimeoutError"
+    return _WORDS.get(error.trouble, "HTTPClientError")
+
+
+async def _to_its_end(exchange: Coroutine[Any, Any, _Result], lane: Lane) -> _Result:
+    """Let an exchange end in a task of its own, and give its turn back then.
+
+    A caller that is cancelled waits for it all the same: what the service was asked to do is done
+    by then, or will never be, and whatever undoes it comes after it.
+    """
+    task = asyncio.get_running_loop().create_task(exchange)
+    task.add_done_callback(lambda _: lane.turns.release())
+    with anyio.CancelScope(shield=True):
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await _end_of(task)
+            raise
+    return task.result()
+
+
+async def _end_of(task: asyncio.Task[Any]) -> None:
+    """Wait for the end of a task, however often its caller is cancelled."""
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            continue
+    if not task.cancelled():
+        task.exception()  # nobody asks for it any more
