@@ -194,8 +194,8 @@ class HttpCarrier:
 
 
 class HttpBody:
-    """A streamed body. Bytes that are asked for may take `patience` seconds to come; nobody needs to
-    ask for any."""
+    """A streamed body. What is asked for may take `patience` seconds to come; nobody needs to
+    ask."""
 
     def __init__(self, answer: wire.Answer, patience: float) -> None:
         self._answer = answer
