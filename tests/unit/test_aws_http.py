@@ -96,11 +96,12 @@ async def test_a_call_in_flight_is_over_before_its_caller_is_cancelled(
     stub.answer = held = Held()
     async with calling(stub.url, carrier=carrier, services=[asked[0]]) as aws:
         answered_then = []
+        got = []
 
         async def claim(scope: anyio.CancelScope) -> None:
             with scope:
                 try:
-                    await aws.call(*asked)
+                    got.append(await aws.call(*asked))
                     await anyio.lowlevel.checkpoint()
                 finally:
                     answered_then.append(held.answered)
@@ -116,6 +117,8 @@ async def test_a_call_in_flight_is_over_before_its_caller_is_cancelled(
             held.release.set()
         assert scope.cancelled_caught
         assert answered_then == [1]
+        # It learns what it did, and is cancelled where it waits next.
+        assert [answer["ResponseMetadata"]["HTTPStatusCode"] for answer in got] == [200]
 
 
 async def test_so_it_is_if_its_task_is_cancelled_again_and_again(stub: Stub) -> None:

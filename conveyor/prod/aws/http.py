@@ -194,8 +194,8 @@ class HttpCarrier:
 
 
 class HttpBody:
-    """A streamed body. Bytes that are asked for may take `patience` seconds to come; nobody needs to
-    ask for any."""
+    """A streamed body. What is asked for may take `patience` seconds to come; nobody needs to
+    ask."""
 
     def __init__(self, answer: wire.Answer, patience: float) -> None:
         self._answer = answer
@@ -240,23 +240,43 @@ async def _to_its_end(exchange: Coroutine[Any, Any, _Result], lane: Lane) -> _Re
     A caller that is cancelled waits for it all the same: what the service was asked to do is done
     by then, or will never be, and whatever undoes it comes after it.
     """
-    task = asyncio.get_running_loop().create_task(exchange)
-    task.add_done_callback(lambda _: lane.turns.release())
-    with anyio.CancelScope(shield=True):
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await _end_of(task)
-            raise
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(exchange)
+    over = loop.create_future()
+
+    def end(_task: asyncio.Task[_Result]) -> None:
+        lane.turns.release()
+        if not over.done():
+            over.set_result(None)
+
+    task.add_done_callback(end)
+    try:
+        await over
+    except asyncio.CancelledError:
+        await _end_of(task)
+        if await _is_cancelled():
+            # The caller gets what came, and is cancelled where it waits next: as by a thread.
+            return task.result()
+        if not task.cancelled():
+            task.exception()  # nobody asks for it any more
+        raise
     return task.result()
 
 
 async def _end_of(task: asyncio.Task[Any]) -> None:
     """Wait for the end of a task, however often its caller is cancelled."""
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            continue
-    if not task.cancelled():
-        task.exception()  # nobody asks for it any more
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue
+
+
+async def _is_cancelled() -> bool:
+    """Return whether a scope around the caller is cancelled, rather than its task."""
+    try:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+    except asyncio.CancelledError:
+        return True
+    return False
