@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from anyio import CancelScope
 
@@ -258,7 +258,8 @@ class PutOffRows:
 
 class Lanes:
     """The control lane, and one lane for each run that may have work. `put_off` holds the rows that
-    were left until later, by run."""
+    were left until later, by run; `elsewhere` returns the runs with work that other workers
+    serve."""
 
     def __init__(self, *, control_limit: int) -> None:
         self.control = Lane(
@@ -267,6 +268,7 @@ class Lanes:
         self._runs: dict[str, Lane] = {}
         self._owners: dict[str, Owner] = {}
         self.put_off: dict[str, PutOffRows] = {}
+        self.elsewhere: Callable[[], Iterable[DispatchableRun]] = tuple
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._runs.values())
@@ -306,6 +308,10 @@ class Lanes:
             lane.owner.remove(lane)
             if not lane.owner.lanes:
                 del self._owners[lane.owner.caller]
+
+    def serving(self) -> list[str]:
+        """Return the runs that have an open lane."""
+        return [run_id for run_id, lane in self._runs.items() if not lane.closed]
 
     def missing_from(self, run_ids: Iterable[str]) -> list[str]:
         """Return the runs that have an open lane and are not in `run_ids`."""

@@ -57,6 +57,7 @@ class Scenario:
     Raises ValueError for unknown words, for numbers out of bounds, and for faults of workers or
     jobs that do not exist. `window`: virtual seconds after which it is cut off, None to run to its
     end. `clock_skew`: maximum seconds that a worker's wall clock is off, either way.
+    `run_workers`: the setting of that name, by which a run is served by a subset of the workers.
     """
 
     world: World
@@ -70,6 +71,7 @@ class Scenario:
     backend: str = "asyncio"
     faults: tuple[Fault, ...] = ()
     clock_skew: float = 0.0
+    run_workers: int = 0
 
     def __post_init__(self) -> None:
         check_kind("Scenario.world", self.world, World, "a World")
@@ -82,6 +84,7 @@ class Scenario:
         if self.window is not None:
             check_time("Scenario.window", self.window, least=INSTANT)
         check_time("Scenario.clock_skew", self.clock_skew)
+        check_count("Scenario.run_workers", self.run_workers, least=0)
         if not self.jobs:
             raise ValueError("Scenario.jobs must hold a job")
         for number, plan in enumerate(self.jobs):

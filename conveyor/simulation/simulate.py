@@ -88,6 +88,7 @@ class _Simulation:
                 workers=scenario.workers,
                 seed=scenario.seed,
                 clock_skew=scenario.clock_skew,
+                run_workers=scenario.run_workers,
             ),
         )
         self._fleet.run_ids = [""] * len(scenario.jobs)
@@ -235,6 +236,7 @@ def measure(
         abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
         peaks=_peaks(fleet),
+        lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,
     )
