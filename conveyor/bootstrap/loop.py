@@ -478,6 +478,7 @@ def _leases(holder: str, settings: Settings, options: LoopOptions) -> LeaseOptio
         heartbeat=_heartbeat(settings),
         slots=settings.workers,
         batch=options.polling.batch,
+        caller_limit=settings.caller_max_inflight,
     )
 
 

@@ -6,7 +6,7 @@ reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
@@ -298,6 +298,7 @@ class FleetOptions:
     seed: int
     clock_skew: float
     run_workers: int
+    caller_max_inflight: int
 
 
 class SimulatedFleet:
@@ -333,7 +334,7 @@ class SimulatedFleet:
             reports=MemoryWorkers(self.clock),
         )
         draw, most = stream(seed, "clock skews").uniform, options.clock_skew
-        settings = world.settings()
+        settings = replace(world.settings(), caller_max_inflight=options.caller_max_inflight)
         self.workers = [
             WorkerProcess(services, settings, number=number, skew=draw(-most, most))
             for number in range(options.workers)

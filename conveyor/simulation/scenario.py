@@ -57,7 +57,7 @@ class Scenario:
     Raises ValueError for unknown words, for numbers out of bounds, and for faults of workers or
     jobs that do not exist. `window`: virtual seconds after which it is cut off, None to run to its
     end. `clock_skew`: maximum seconds that a worker's wall clock is off, either way.
-    `run_workers`: the setting of that name, by which a run is served by a subset of the workers.
+    `run_workers`, `caller_max_inflight`: the settings of these names.
     """
 
     world: World
@@ -72,6 +72,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     clock_skew: float = 0.0
     run_workers: int = 0
+    caller_max_inflight: int = 0
 
     def __post_init__(self) -> None:
         check_kind("Scenario.world", self.world, World, "a World")
@@ -85,6 +86,7 @@ class Scenario:
             check_time("Scenario.window", self.window, least=INSTANT)
         check_time("Scenario.clock_skew", self.clock_skew)
         check_count("Scenario.run_workers", self.run_workers, least=0)
+        check_count("Scenario.caller_max_inflight", self.caller_max_inflight, least=0)
         if not self.jobs:
             raise ValueError("Scenario.jobs must hold a job")
         for number, plan in enumerate(self.jobs):

@@ -89,6 +89,7 @@ class _Simulation:
                 seed=scenario.seed,
                 clock_skew=scenario.clock_skew,
                 run_workers=scenario.run_workers,
+                caller_max_inflight=scenario.caller_max_inflight,
             ),
         )
         self._fleet.run_ids = [""] * len(scenario.jobs)
@@ -173,7 +174,8 @@ class _Simulation:
             )
             for index in range(plan.tasks)
         ]
-        fleet.gateway.open(job_id, plan.cap, plan.gateway or self._scenario.world.gateway)
+        latency = plan.gateway or self._scenario.world.gateway
+        fleet.gateway.open(job_id, plan.cap, latency, caller=plan.caller)
         fleet.store.add(job, made, tasks)
         fleet.queues.send_tasks(job_id, run_id, [(task.index, task.task_id) for task in tasks])
         fleet.run_ids[place] = run_id
