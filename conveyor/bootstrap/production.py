@@ -129,6 +129,7 @@ async def open_role(
             logs_backlog=True,
             tracer=tracer or NO_TRACER,
             pause=binding.pause,
+            run_workers=settings.run_workers,
         )
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:

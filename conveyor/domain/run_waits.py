@@ -62,6 +62,8 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `in_flight` counts the messages in hand, `calling` the calls under way for them, `buffered`
     those that wait here for a permit, `put_off` the rows that the worker left until later. The job
     allows `limit` calls at a time, of which `ceiling` are left while its gateway refuses for load.
+    `empty` tells that the queue had no message to give when it was last asked. `caller_limit` is
+    that of all calls of the job's caller, where it is the one that is reached.
     `reason` is what keeps the worker from calling more for it, since `since` and, where it is
     known, until `until`, in milliseconds since the epoch.
     """
@@ -77,6 +79,8 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: RunWaitReason | None = None
     since: int = 0
     until: int | None = None
+    empty: bool = False
+    caller_limit: int = 0
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,6 +381,11 @@ def _claimed_elsewhere(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) 
 
 
 def _max_inflight(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> str:
+    of_caller = max(lane.caller_limit for _, lane in seen)
+    if of_caller:
+        return (
+            f"the cap of the caller is in use, over all of its jobs: {of_caller:,} of {of_caller:,}"
+        )
     limit = max(lane.limit for _, lane in seen)
     return f"the cap is in use: {limit:,} of {limit:,}"
 

@@ -26,7 +26,8 @@ class LeaseOptions:
 
     `holder` is its name in the ledger. The ledger takes its permits back `lease` after it last
     renewed them, which it does every `heartbeat`. It makes `slots` calls at a time, and one receive
-    brings up to `batch` messages.
+    brings up to `batch` messages. All jobs of a caller have `caller_limit` calls in flight at most,
+    over the fleet; 0 is no limit.
     """
 
     holder: str
@@ -34,15 +35,18 @@ class LeaseOptions:
     heartbeat: float
     slots: int
     batch: int
+    caller_limit: int = 0
 
 
 class PermitState(NamedTuple):
     """The permits in hand for a lane's job, and what keeps them from being more: PERMITS_CLOSED or
-    MAX_INFLIGHT, until a moment in monotonic seconds, where it is known."""
+    MAX_INFLIGHT, until a moment in monotonic seconds, where it is known. The limit that is reached
+    is the job's, unless `caller_limit` is that of its caller."""
 
     permits: int = 0
     reason: RunWaitReason | None = None
     until: float | None = None
+    caller_limit: int = 0
 
 
 class Policy(Protocol):

@@ -141,6 +141,8 @@ class WorkerReporter:
             permits=permits.permits,
             limit=lane.limit,
             ceiling=min(lane.limit, int(lane.ceiling)),
+            empty=lane.empties > 0,
+            caller_limit=permits.caller_limit,
         )
         return self._told(seen, self._reason(lane, away, rows, now), rows, now, wall)
 

@@ -6,8 +6,11 @@ fleet never exceed the job's limit. A worker that cannot renew ends its calls be
 give its permits to others: that moment is the *fence*. Unless strict, it also keeps a few messages
 beyond its permits at hand, so that receives stay full and a free permit is used at once.
 
-`JobLease` holds one worker's permits of one job. It is pure: it has no clock and no ledger. All
-moments are monotonic seconds of this worker.
+A limit on the calls of a caller works alike: a message then needs a permit of its caller, too,
+which the same ledger keeps under a key of its own.
+
+`JobLease` holds one worker's permits of one job, or of one caller. It is pure: it has no clock and
+no ledger. All moments are monotonic seconds of this worker.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ _log = logging.getLogger("conveyor.engine")
 
 
 class JobLease:
-    """One worker's permits of one job, usable until the fence.
+    """One worker's permits of one job, or `of_caller` of all jobs of one, usable until the fence.
 
     `renewed_at` is the moment *before* the latest call that the ledger granted. `calling` is True
     during a call: there is never more than one. The ledger is closed until `closed_until`, and
@@ -69,6 +72,7 @@ class JobLease:
         "limit",
         "lost",
         "misses",
+        "of_caller",
         "others_want",
         "permits",
         "renewed_at",
@@ -77,9 +81,10 @@ class JobLease:
         "wants",
     )
 
-    def __init__(self, job_id: str, limit: int) -> None:
+    def __init__(self, job_id: str, limit: int, *, of_caller: bool = False) -> None:
         self.job_id = job_id
         self.limit = limit
+        self.of_caller = of_caller
         self.lanes: list[Lane] = []
         self.permits = 0
         self.renewed_at = -math.inf
@@ -102,6 +107,8 @@ class JobLease:
     @property
     def busy(self) -> int:
         """Messages that use a permit, or were asked for under one."""
+        if self.of_caller:
+            return self.lanes[0].owner.busy if self.lanes else 0
         if len(self.lanes) == 1:
             return self.lanes[0].busy
         return sum(lane.busy for lane in self.lanes)
@@ -187,6 +194,8 @@ class JobLease:
 BUFFER = 12
 BUFFER_SECONDS = 3.0
 """Seconds of this worker's own work that a buffer may hold at most."""
+CALLER_KEY = "caller:"
+"""Begins the name of a caller's permits in the ledger, where those of jobs have their ids."""
 FENCE_SHARE = 0.1
 """Last part of a lease in which its permits are not used, because the clocks of worker and ledger
 may run at different rates."""
@@ -199,7 +208,8 @@ fence after it was away for half a lease."""
 
 
 class ReservePolicy:
-    """Hold this worker's permits, one `JobLease` a job; `strict` keeps no buffer."""
+    """Hold this worker's permits, one `JobLease` a job, and one a caller if callers have a limit;
+    `strict` keeps no buffer."""
 
     def __init__(
         self,
@@ -218,8 +228,9 @@ class ReservePolicy:
         self._slots = options.slots
         self._batch = options.batch
         self._buffer = 0 if strict else BUFFER
+        self._caller_limit = options.caller_limit
         self._leases: dict[str, JobLease] = {}
-        self._by_lane: dict[Lane, JobLease] = {}
+        self._by_lane: dict[Lane, tuple[JobLease, ...]] = {}
         # One number for all leases: the ledger remembers it for longer than a lease may live here.
         self._sequence = 0
         self.draining = False
@@ -227,19 +238,23 @@ class ReservePolicy:
     @property
     def held(self) -> int:
         """Permits in hand, over all jobs."""
-        return sum(lease.permits for lease in self._leases.values())
+        return sum(lease.permits for lease in self._leases.values() if not lease.of_caller)
 
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return True if a permit is idle and still usable."""
-        lease = self._lease_of(lane)
-        return lease.permits > lease.busy and lane.room > 0 and self._usable_at(lease, now)
+        return lane.room > 0 and all(
+            lease.permits > lease.busy and self._usable_at(lease, now)
+            for lease in self._leases_of(lane)
+        )
 
     def may_receive(self, lane: Lane, now: float) -> int:
         """Return the idle permits, within the room that the job's limit leaves."""
-        lease = self._lease_of(lane)
-        if not self._usable_at(lease, now):
-            return 0
-        return max(0, min(lane.room, lease.permits - lease.busy))
+        most = lane.room
+        for lease in self._leases_of(lane):
+            if not self._usable_at(lease, now):
+                return 0
+            most = min(most, lease.permits - lease.busy)
+        return max(0, most)
 
     def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
         """Return what fills the buffer up, while the queue gives all that it is asked for."""
@@ -250,21 +265,38 @@ class ReservePolicy:
 
     def may_acquire(self, lane: Lane, free: int, now: float) -> int:
         """Return how many more permits free slots could use, in growing blocks."""
-        lease = self._lease_of(lane)
-        if lease.calling or now < lease.cool_until:
-            return 0
         # The permits of what is being settled will soon be idle: ask for none in their place.
-        return max(0, min(free - lane.unsettled, lane.room, lease.growth(now)))
+        most = min(free - lane.unsettled, lane.room)
+        lacking = self._lacking(lane, now)
+        for lease in lacking:
+            if lease.calling or now < lease.cool_until:
+                return 0
+            most = min(most, lease.growth(now))
+        return max(0, most) if lacking else 0
+
+    def _lacking(self, lane: Lane, now: float) -> list[JobLease]:
+        """Return the leases that have no permit to spare for a lane, the job's first."""
+        return [
+            lease
+            for lease in self._leases_of(lane)
+            if lease.permits <= lease.busy or not self._usable_at(lease, now)
+        ]
 
     async def acquire(self, lane: Lane, count: int) -> None:
-        """Ask for `count` more permits; if the ledger refuses, for as many as it said were free."""
-        lease = self._lease_of(lane)
+        """Ask for `count` permits of each kind that lacks; stop at the first that is refused."""
+        for lease in self._lacking(lane, self._clock.monotonic()):
+            if lease.calling or not await self._acquired(lease, count):
+                return
+
+    async def _acquired(self, lease: JobLease, count: int) -> bool:
+        """Ask for `count` more permits; if the ledger refuses, for as many as it said were free.
+        Return whether some were granted."""
         lease.calling = True
         try:
             state = await self._hold(lease, lease.permits + count)
             if state.granted:
                 lease.served(self._slots)
-                return
+                return True
             if 0 < state.free < count:
                 state = await self._hold(lease, lease.permits + state.free)
                 if state.granted:
@@ -274,19 +306,24 @@ class ReservePolicy:
                 lease.wants = True
                 await self._hold(lease, 0)
             lease.refused(self._clock.monotonic(), self._clock.random())
+            return state.granted
         finally:
             lease.calling = False
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Return the permit, which is in hand unless it was lost since the message was asked
         for."""
-        lease = self._lease_of(lane)
-        held = lease.busy <= lease.permits and self._usable_at(lease, self._clock.monotonic())
+        now = self._clock.monotonic()
+        held = all(
+            lease.busy <= lease.permits and self._usable_at(lease, now)
+            for lease in self._leases_of(lane)
+        )
         return delivery.receipt if held else None
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Keep the permit for the next message, or hand it to a worker that has fewer."""
-        self._lease_of(lane).hand_over()
+        for lease in self._leases_of(lane):
+            lease.hand_over()
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Give a message whose permit was lost back at once."""
@@ -294,7 +331,8 @@ class ReservePolicy:
 
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Return when the ledger may be asked again."""
-        return self._lease_of(lane).next_growth(now)
+        leases = self._lacking(lane, now) or self._leases_of(lane)
+        return max(filter(None, (lease.next_growth(now) for lease in leases)), default=None)
 
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
         """Renew what is due and give idle permits back; return the lanes whose permits are lost."""
@@ -313,34 +351,40 @@ class ReservePolicy:
                 spawn(partial(self._renew, lease))
             elif self._is_over(lease, now):
                 del self._leases[lease.job_id]
-        return fenced
+        return list(dict.fromkeys(fenced))
 
     def state(self, lane: Lane, now: float) -> PermitState:
         """Tell of a ledger that is closed, or refused the last time that it was asked for more."""
-        lease = self._by_lane.get(lane)
-        if lease is None:
-            return PermitState()
-        if lease.permits > lease.busy:
-            return PermitState(lease.permits)
-        if now < lease.closed_until:
-            return PermitState(lease.permits, RunWaitReason.PERMITS_CLOSED, lease.closed_until)
-        is_full = lane.busy >= lane.limit or lease.is_full
-        return PermitState(lease.permits, RunWaitReason.MAX_INFLIGHT if is_full else None)
+        leases = self._by_lane.get(lane, ())
+        permits = leases[0].permits if leases else 0
+        for lease in leases:
+            if lease.permits > lease.busy:
+                continue
+            if now < lease.closed_until:
+                return PermitState(permits, RunWaitReason.PERMITS_CLOSED, lease.closed_until)
+            in_use = lease.busy if lease.of_caller else lane.busy
+            if in_use >= lease.limit or lease.is_full:
+                of_caller = lease.limit if lease.of_caller else 0
+                return PermitState(permits, RunWaitReason.MAX_INFLIGHT, caller_limit=of_caller)
+        return PermitState(permits)
 
     async def leave(self, lane: Lane) -> None:
         """Give back what no message of the job uses; forget the lane once it is idle."""
-        lease = self._lease_of(lane)
-        if not any(not other.closed for other in lease.lanes):
-            lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
+        leases = self._leases_of(lane)
         if lane.idle:
-            lease.lanes.remove(lane)
             del self._by_lane[lane]
-            if not lease.lanes and lease.wants:
-                lease.wants = False
-                lease.dirty = True
-        if lease.dirty and not lease.calling:
-            lease.calling = True
-            await self._renew(lease)
+        for lease in leases:
+            if not any(not other.closed for other in lease.lanes):
+                lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
+            if lane.idle and lane in lease.lanes:
+                lease.lanes.remove(lane)
+                if not lease.lanes and lease.wants:
+                    lease.wants = False
+                    lease.dirty = True
+        for lease in leases:
+            if lease.dirty and not lease.calling:
+                lease.calling = True
+                await self._renew(lease)
 
     async def release(self) -> None:
         """Give everything back. Permits that the ledger does not take back lapse."""
@@ -354,14 +398,23 @@ class ReservePolicy:
         lease.permits = 0
         await self._renew(lease)
 
-    def _lease_of(self, lane: Lane) -> JobLease:
-        lease = self._by_lane.get(lane)
+    def _leases_of(self, lane: Lane) -> tuple[JobLease, ...]:
+        """Return the lease of a lane's job, and of its caller, if that has a limit."""
+        leases = self._by_lane.get(lane)
+        if leases is None:
+            leases = (self._lease(lane.job_id, lane.limit),)
+            caller = lane.owner.caller
+            if self._caller_limit and caller:
+                leases += (self._lease(CALLER_KEY + caller, self._caller_limit, of_caller=True),)
+            for lease in leases:
+                lease.lanes.append(lane)
+            self._by_lane[lane] = leases
+        return leases
+
+    def _lease(self, key: str, limit: int, *, of_caller: bool = False) -> JobLease:
+        lease = self._leases.get(key)
         if lease is None:
-            lease = self._leases.get(lane.job_id)
-            if lease is None:
-                lease = self._leases[lane.job_id] = JobLease(lane.job_id, lane.limit)
-            lease.lanes.append(lane)
-            self._by_lane[lane] = lease
+            lease = self._leases[key] = JobLease(key, limit, of_caller=of_caller)
         return lease
 
     def _usable_at(self, lease: JobLease, now: float) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One holder's request for a lease on permits of one job.
+    """One holder's request for a lease on permits of one job, or of another name that has a limit.
 
     `count` is the number of permits that it wants from now on, `before` the number that it has by
     its own knowledge: a count above `before` asks for more, an equal one renews, one below gives

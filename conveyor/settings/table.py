@@ -44,6 +44,8 @@ class Settings:
     discovery_interval: float = 10.0
     resync_interval: float = 600.0
     evict_after: float = 600.0
+    run_workers: int = 8
+    caller_max_inflight: int = 0
     max_receives: int = 1_000
     queue_window: int = 10_000
     gateway_timeout: float = 180.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conveyor.domain.model import Problem, TaskFailure
+from conveyor.engine.reserve import CALLER_KEY
 from conveyor.gateway.problems import unconnected
 from conveyor.ports.gateway import Absence, ScrapeFailed, ScrapeRequest, Shared, Success
 from conveyor.simulation.latency import Latency
@@ -30,12 +31,14 @@ def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
 
 
 class Load:
-    """The calls in flight of one job, whose key is the job's id."""
+    """The calls in flight of one job, whose key is the job's id. `names` are those under which the
+    ledger keeps permits for them: the job's and the caller's."""
 
-    __slots__ = ("at", "cap", "in_flight", "latency", "over", "peak")
+    __slots__ = ("at", "cap", "in_flight", "latency", "names", "over", "peak")
 
-    def __init__(self, cap: int, latency: Latency, at: float) -> None:
+    def __init__(self, cap: int, latency: Latency, at: float, names: tuple[str, ...]) -> None:
         self.cap = cap
+        self.names = names
         self.latency = latency
         self.in_flight = 0
         self.peak = 0
@@ -72,9 +75,10 @@ class GatewayService:
         """Return whether nobody reaches it now."""
         return self.down > 0
 
-    def open(self, job_id: str, cap: int, latency: Latency) -> None:
-        """Register a job: its cap, and the latency of its calls."""
-        self.loads[job_id] = Load(cap, latency, self._time.seconds())
+    def open(self, job_id: str, cap: int, latency: Latency, *, caller: str = "") -> None:
+        """Register a job of a caller: its cap, and the latency of its calls."""
+        names = (job_id, CALLER_KEY + caller)
+        self.loads[job_id] = Load(cap, latency, self._time.seconds(), names)
 
     def call_seconds(self) -> float:
         """Return the seconds spent in calls up to now."""
@@ -129,14 +133,14 @@ class SimulatedGateway:
         """Make one call; a refused or timed out one raises ScrapeFailed on entry."""
         return SimulatedCall(self, request)
 
-    def abandon_beyond(self, job_id: str, usable: int) -> None:
-        """Abandon the oldest calls of a job beyond `usable`, the number that still have permits."""
-        load = self.service.loads[job_id]
-        calls = [call for call in self.running if call.load is load and not call.abandoned]
+    def abandon_beyond(self, name: str, usable: int) -> None:
+        """Abandon the oldest calls beyond `usable`, the number that still have permits under a
+        name: those of a job, or of a caller."""
+        calls = [call for call in self.running if name in call.load.names and not call.abandoned]
         for call in calls[: max(0, len(calls) - usable)]:
             call.abandoned = True
             self.service.abandoned += 1
-            self.service.move(load, -1)
+            self.service.move(call.load, -1)
 
     async def aclose(self) -> None:
         """Close nothing: no connection is open."""

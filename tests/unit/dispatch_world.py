@@ -148,6 +148,7 @@ class Member:
             heartbeat=settings.heartbeat,
             slots=settings.workers,
             batch=polling.batch,
+            caller_limit=settings.caller_max_inflight,
         )
         self.policy = policy(world.ledger, world.clock, leases)
         self.dispatcher = Dispatcher(
@@ -235,7 +236,14 @@ class World:
         return [row for row in self.rows[run_id] if row[0] > after][:limit]
 
     async def submit(
-        self, name: str, count: int, *, limit: int = 100, priority: int = 5, job: str = ""
+        self,
+        name: str,
+        count: int,
+        *,
+        limit: int = 100,
+        priority: int = 5,
+        job: str = "",
+        caller: str = "",
     ) -> DispatchableRun:
         """Enqueue a run, of a job of its own unless one is named, and open its lane at every
         worker."""
@@ -246,6 +254,7 @@ class World:
             priority=priority,
             max_inflight=limit,
             created_at=self.clock.now(),
+            caller=caller,
         )
         await self.queues.open_run(run.job_id, name)
         await self.queues.send_tasks(run.job_id, name, self.rows[name])

@@ -249,3 +249,12 @@ def test_a_run_that_no_worker_has_a_lane_for_waits_for_slots_that_are_all_taken(
 def test_the_specification_lists_the_reasons_in_their_order() -> None:
     rows = table("Reason of a run", "It is so when")
     assert [row[0].strip("`") for row in rows] == [reason.value for reason in RunWaitReason]
+
+
+def test_the_cap_of_a_caller_is_told_as_such() -> None:
+    reached = worker(lane(R.MAX_INFLIGHT, in_flight=5, caller_limit=1_200))
+    wait = run_wait(run(), crew(reached), NOW)
+
+    assert wait is not None
+    assert wait.reason is R.MAX_INFLIGHT
+    assert wait.detail == ("the cap of the caller is in use, over all of its jobs: 1,200 of 1,200")
