@@ -18,12 +18,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import msgspec
 import uvloop
 
 from bench.certificates import ADDRESS, Certificates, write_certificates
-from bench.harness import Options, Row
+from bench.harness import Figure, Options, Row
 from conveyor.clock import SystemClock
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.aws.opening import open_aws
@@ -59,6 +60,12 @@ ANSWERS: Mapping[str, Any] = {
     "ReceiveMessage": {"Messages": [MESSAGE] * 10},
     "DeleteMessageBatch": DONE,
 }
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "s" * 40,
+    "AWS_SESSION_TOKEN": "t" * 700,
+}
+"""Keys as those of a role, which have a token."""
 WEIGHTS = {"claim": 1.0, "settle": 1.0, "get": 0.5, "put 8 KB": 1.0, "receive": 0.1, "delete": 0.1}
 """The calls of one task."""
 
@@ -134,7 +141,12 @@ async def _take(url: str, carrier: str) -> dict[str, float]:
     table, blobs = Table(aws, "conveyor", clock), S3Blobs(aws, bucket="conveyor", clock=clock)
     key = Key("Run#01KDVDNA00C42657VFQVC2R1YE#3", "Task#0000000218F3B1FB964C048CBF")
     update = "SET #status = :status, claimed_at = :now, worker = :worker, task = :task"
-    values = {"status": "processing", "now": 1_796_000_000_000, "worker": "w", "task": "x" * 700}
+    values: dict[str, Any] = {
+        "status": "processing",
+        "now": 1_796_000_000_000,
+        "worker": "w",
+        "task": "x" * 700,
+    }
     queue = {"QueueUrl": "https://sqs.us-east-1.amazonaws.com/123456789012/conveyor-run-1"}
     entries = [{"Id": str(number), "ReceiptHandle": "r" * 180} for number in range(10)]
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -171,9 +183,9 @@ def measure(options: Options) -> list[Row]:
     """Measure each call over each carrier, then a task, and the ratio between both."""
     directory: Path = options.directory("aws_carriers")
     files = write_certificates(directory)
-    os.environ["AWS_CA_BUNDLE"] = str(files.authority)
+    given = {**KEYS, "AWS_CA_BUNDLE": str(files.authority)}
     rows: list[Row] = []
-    with _serving(files) as urls:
+    with patch.dict(os.environ, given), _serving(files) as urls:
         for url in urls:
             name = "AWS over TLS" if url.startswith("https") else "AWS"
             taken = {carrier: uvloop.run(_take(url, carrier)) for carrier in ("boto", "http")}
@@ -185,7 +197,11 @@ def table(name: str, boto: Mapping[str, float], http: Mapping[str, float]) -> li
     """Build the rows of one kind of connection."""
 
     def row(what: str, old: float, new: float) -> Row:
-        figures = {"boto, ms": round(old, 3), "http, ms": round(new, 3), "x": round(old / new, 1)}
+        figures: dict[str, Figure] = {
+            "boto, ms": round(old, 3),
+            "http, ms": round(new, 3),
+            "x": round(old / new, 1),
+        }
         return Row(f"{name}: {what}", figures)
 
     whole = [sum(one[what] * share for what, share in WEIGHTS.items()) for one in (boto, http)]

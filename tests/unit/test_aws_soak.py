@@ -155,7 +155,7 @@ async def test_a_service_in_a_bad_way_leaves_nothing_behind(
     patience = 0.5
     service = BadService(chance, patience)
     async with serving(service.stub) as stub:
-        options = {"attempts": 3, "retry_base": 0.002, "connect_timeout": 5.0}
+        options: dict[str, Any] = {"attempts": 3, "retry_base": 0.002, "connect_timeout": 5.0}
         async with calling(stub.url, read_timeout=patience, **options) as aws:
             await soak(aws, chance, seconds / 10)
             before = descriptors() - own(aws).open_connections - stub.open

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +19,7 @@ from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters
 from conveyor.prod.aws.carriers import Unanswered
 from conveyor.prod.aws.credentials import KeyHolder
-from conveyor.prod.aws.places import CallPlace, Places, Unplaced
+from conveyor.prod.aws.places import CallPlace, CallPlaces, Unplaced
 from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall
 from conveyor.prod.aws.signer import SignedPart
 from conveyor.wire import client as wire
@@ -31,8 +31,6 @@ BODIES_OPEN = 256
 """Most bodies that are read at a time: each holds a connection until it is read to its end."""
 LARGE = 256 * 1024
 """Bytes of a body from which it is hashed in a thread, and for which a call gets a second more."""
-MOST_TOLD = 1_048_576
-"""Most bytes of a refusal."""
 _WORDS = {
     TransportTrouble.UNRESOLVED: "EndpointConnectionError",
     TransportTrouble.UNREACHABLE: "EndpointConnectionError",
@@ -45,10 +43,9 @@ _WORDS = {
     TransportTrouble.MALFORMED: "ForeignAnswer",
 }
 """The names that botocore has for the troubles of a transport."""
-_Result = TypeVar("_Result")
 
 
-class Lane:
+class CallLane:
     """The connections of one kind of call, and the turns of those that wait for one."""
 
     def __init__(self, client: HttpClient, turns: int) -> None:
@@ -74,9 +71,10 @@ class HttpCarrier:
         self._options = options
         self._clock = clock
         self._keys = KeyHolder(credentials)
-        self._places = Places(boto.clients)
+        self._places = CallPlaces(boto.clients)
+        self._finding = anyio.Lock()
         self._known: dict[tuple[str, str], CallPlace | None] = {}
-        self._lanes: dict[tuple[str, Proxy | None], Lane] = {}
+        self._lanes: dict[tuple[str, Proxy | None], CallLane] = {}
 
     @property
     def open_connections(self) -> int:
@@ -114,14 +112,16 @@ class HttpCarrier:
 
     async def _find(self, about: tuple[str, str], parameters: Parameters) -> CallPlace | None:
         """Find the place of calls about a service or bucket, and remember it."""
-        try:
-            place = await anyio.to_thread.run_sync(self._places.find, about[0], parameters)
-        except Unplaced:
-            return None
-        self._known[about] = place
-        return place
+        async with self._finding:
+            if about not in self._known:
+                try:
+                    place = await anyio.to_thread.run_sync(self._places.find, about[0], parameters)
+                except Unplaced:
+                    return None
+                self._known[about] = place
+            return self._known[about]
 
-    def _lane(self, service: str, operation: str, place: CallPlace) -> Lane:
+    def _lane(self, service: str, operation: str, place: CallPlace) -> CallLane:
         """Return the lane of a call. Long polls have their own, or all others would wait for them;
         so have bodies, whose readers may be slow."""
         name = {"receive_message": "receive", "get_object": "bodies"}.get(operation, service)
@@ -138,11 +138,11 @@ class HttpCarrier:
                     proxy=place.proxy,
                 ),
             )
-            lane = self._lanes[name, place.proxy] = Lane(client, turns)
+            lane = self._lanes[name, place.proxy] = CallLane(client, turns)
         return lane
 
     async def _exchange(
-        self, lane: Lane, place: CallPlace, call: OwnCall, parameters: Parameters
+        self, lane: CallLane, place: CallPlace, call: OwnCall, parameters: Parameters
     ) -> Answer:
         """Send a call and read its answer. Raises AwsRefused, Unanswered, Moved."""
         keys = await self._keys.current()
@@ -234,7 +234,7 @@ def _word(error: TransportError) -> str:
     return _WORDS.get(error.trouble, "HTTPClientError")
 
 
-async def _to_its_end(exchange: Coroutine[Any, Any, _Result], lane: Lane) -> _Result:
+async def _to_its_end(exchange: Coroutine[Any, Any, Answer], lane: CallLane) -> Answer:
     """Let an exchange end in a task of its own, and give its turn back then.
 
     A caller that is cancelled waits for it all the same: what the service was asked to do is done
@@ -244,7 +244,7 @@ async def _to_its_end(exchange: Coroutine[Any, Any, _Result], lane: Lane) -> _Re
     task = loop.create_task(exchange)
     over = loop.create_future()
 
-    def end(_task: asyncio.Task[_Result]) -> None:
+    def end(_task: asyncio.Task[Answer]) -> None:
         lane.turns.release()
         if not over.done():
             over.set_result(None)
@@ -257,8 +257,7 @@ async def _to_its_end(exchange: Coroutine[Any, Any, _Result], lane: Lane) -> _Re
         if await _is_cancelled():
             # The caller gets what came, and is cancelled where it waits next: as by a thread.
             return task.result()
-        if not task.cancelled():
-            task.exception()  # nobody asks for it any more
+        _forget(task)
         raise
     return task.result()
 
@@ -271,6 +270,12 @@ async def _end_of(task: asyncio.Task[Any]) -> None:
                 await asyncio.wait([task])
             except asyncio.CancelledError:
                 continue
+
+
+def _forget(task: asyncio.Task[Answer]) -> None:
+    """Take note of an answer that nobody waits for any more."""
+    if not task.cancelled() and task.exception() is None and "Body" in task.result():
+        task.result()["Body"].close()
 
 
 async def _is_cancelled() -> bool:
