@@ -242,10 +242,10 @@ class ReservePolicy:
 
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return True if a permit is idle and still usable."""
-        return lane.room > 0 and all(
-            lease.permits > lease.busy and self._usable_at(lease, now)
-            for lease in self._leases_of(lane)
-        )
+        for lease in self._leases_of(lane):
+            if lease.permits <= lease.busy or not self._usable_at(lease, now):
+                return False
+        return lane.room > 0
 
     def may_receive(self, lane: Lane, now: float) -> int:
         """Return the idle permits, within the room that the job's limit leaves."""
@@ -287,6 +287,7 @@ class ReservePolicy:
         for lease in self._lacking(lane, self._clock.monotonic()):
             if lease.calling or not await self._acquired(lease, count):
                 return
+            count = max(1, min(count, lease.permits - lease.busy))
 
     async def _acquired(self, lease: JobLease, count: int) -> bool:
         """Ask for `count` more permits; if the ledger refuses, for as many as it said were free.
@@ -314,11 +315,10 @@ class ReservePolicy:
         """Return the permit, which is in hand unless it was lost since the message was asked
         for."""
         now = self._clock.monotonic()
-        held = all(
-            lease.busy <= lease.permits and self._usable_at(lease, now)
-            for lease in self._leases_of(lane)
-        )
-        return delivery.receipt if held else None
+        for lease in self._leases_of(lane):
+            if lease.busy > lease.permits or not self._usable_at(lease, now):
+                return None
+        return delivery.receipt
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Keep the permit for the next message, or hand it to a worker that has fewer."""
