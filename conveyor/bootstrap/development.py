@@ -77,7 +77,7 @@ async def open_dev(
     session_options(settings)  # unusable ones are told before anything is opened
     binding = await _open_binding(settings, clock)
     scraper = gateway or gateway_of(settings, clock)
-    telemetry = Telemetry()
+    telemetry, readiness = Telemetry(), Readiness()
     _, older = root_secrets(settings)
     inbox = f"{origin}{INBOX_PATH}" if is_loopback(urlsplit(origin).hostname or "") else ""
     webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
@@ -90,7 +90,6 @@ async def open_dev(
     )
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
-    readiness = Readiness()
     limits = _app_options(
         settings,
         clock,
@@ -106,7 +105,6 @@ async def open_dev(
         clock=clock,
         options=limits,
     )
-
     return Runtime(
         app,
         protocol(clock, head_seconds=settings.head_timeout),

@@ -432,10 +432,7 @@ def assemble_worker(
     telemetry.gauge("queue_depth", dispatcher.depth)
     telemetry.gauge("fleet_paused", lambda: options.pause.since is not None)
     _measure_outages(telemetry, outages)
-    counting = []
-    if options.logs_backlog:
-        tell = Backlog(dispatcher.lanes, ports.queues, options.pause).tell
-        counting = [_minutely(tell, clock, what="counting the backlog")]
+    counting = _counting(dispatcher, ports.queues, clock, options)
     about = Reported(dispatcher, policy, outages)
     reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
     return Worker(
@@ -742,6 +739,15 @@ def _schedule_ticker(
     telemetry.gauge("fire_late_seconds", lambda: scheduler.late)
     what = "the look for due schedules"
     return Ticker(scheduler.fire, clock, interval=settings.schedule_interval, what=what)
+
+
+def _counting(
+    dispatcher: Dispatcher, queues: Queues, clock: Clock, options: LoopOptions
+) -> list[Ticker]:
+    if not options.logs_backlog:
+        return []
+    tell = Backlog(dispatcher.lanes, queues, options.pause).tell
+    return [_minutely(tell, clock, what="counting the backlog")]
 
 
 def _minutely(tell: Callable[[], Awaitable[None]], clock: Clock, *, what: str) -> Ticker:

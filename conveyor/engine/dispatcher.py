@@ -131,16 +131,14 @@ class Dispatcher:
         )
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
-        self._calling = 0
+        self._calling = self._woken = 0
         self._parked: deque[anyio.Event] = deque()
-        self._woken = 0
         self._working: dict[str, InHand] = {}
         self._waiting_receives: set[anyio.CancelScope] = set()
         self._workers: TaskGroup | None = None
         self._finishing: TaskGroup | None = None
-        self._timer_wake = anyio.Event()
+        self._timer_wake, self._drained = anyio.Event(), anyio.Event()
         self._stopping = False
-        self._drained = anyio.Event()
 
     # -- lanes, opened and closed by discovery --
 

@@ -66,9 +66,8 @@ async def open_binding(
 ) -> ProdBinding:
     """Open everything; the caller closes it with `ports.aclose`.
 
-    `works`: this process is a worker. `seam` wraps the calls to AWS, for tests. Raises
-    ConveyorError: (unavailable) if AWS does not answer, refuses, or lacks table, bucket or queue;
-    (conflict) if a worker's ledger, or any process's bucket or secret, is not the fleet's.
+    `works`: this process is a worker. `seam` wraps the calls to AWS, for tests. Raises ConveyorError
+    as `startup_checks.start` does.
     """
     async with AsyncExitStack() as stack:
         boto = await open_clients(options.aws, clock, *options.services)
