@@ -129,7 +129,17 @@ SCENARIOS = {
     "aws_calls": Entry(
         "What does a task cost in calls of AWS?",
         tasks=100_000,
-        rows=("sizes", "permits", "profile", "writes", "1000", "10000", "100000", "1000000"),
+        rows=(
+            "sizes",
+            "permits",
+            "profile",
+            "writes",
+            "bodies",
+            "1000",
+            "10000",
+            "100000",
+            "1000000",
+        ),
         extra=("worked",),
     ),
     "permits": Entry(

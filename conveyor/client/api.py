@@ -476,7 +476,8 @@ class Api:
 
     @asynccontextmanager
     async def download(self, url: str) -> AsyncIterator[httpx.Response]:
-        """Open a body by its signed link for raw streaming, without sending the key.
+        """Open a body by its signed link for raw streaming, without sending the key. Follows a link
+        of the server to its store.
 
         Raises ClientError for any status but 200, httpx.TransportError while reading.
         """

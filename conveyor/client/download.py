@@ -103,6 +103,7 @@ class _Download:
         self._meter = meter
         self._status = status
         self._slots = anyio.Semaphore(CONNECTIONS)
+        self._from_store = True
 
     async def fetch_each(self) -> None:
         """Fetch each body by its link, several at a time."""
@@ -194,6 +195,18 @@ class _Download:
             self._slots.release()
 
     async def _transfer(self, claimed: str, row: ManifestRow, url: str) -> None:
+        """Download one body from the store, where the server has one that can be reached from here;
+        else from the server, which also says why there is none."""
+        if self._from_store:
+            try:
+                await self._receive(claimed, row, f"{url}&redirect=1")
+            except (ClientError, httpx.TransportError):
+                self._from_store = False
+            else:
+                return
+        await self._receive(claimed, row, url)
+
+    async def _receive(self, claimed: str, row: ManifestRow, url: str) -> None:
         size = 0
         async with self._api.download(url) as response:
             content_type = response.headers.get("Content-Type", "")
