@@ -476,8 +476,7 @@ class Api:
 
     @asynccontextmanager
     async def download(self, url: str) -> AsyncIterator[httpx.Response]:
-        """Open a body by its signed link for raw streaming, without sending the key. Follows a link
-        of the server to its store.
+        """Open a body by its signed link for raw streaming, without sending the key.
 
         Raises ClientError for any status but 200, httpx.TransportError while reading.
         """
@@ -492,6 +491,21 @@ class Api:
             # The system's message for an unresolved name does not include the name.
             host, reason = httpx.URL(url).netloc.decode("ascii"), str(error) or type(error).__name__
             raise type(error)(f"{host}: {reason}") from None
+
+    async def store_link(self, url: str) -> str | None:
+        """Return a link to where the server's store serves a body, by its signed link; None if the
+        server serves it itself. Raises httpx.TransportError."""
+        if "?" not in url:
+            return None
+        try:
+            async with self._fetcher().stream(
+                "GET", f"{url}&redirect=1", follow_redirects=False
+            ) as response:
+                if response.status_code != 307:
+                    return None
+                return response.headers.get("Location")
+        except httpx.InvalidURL:
+            return None
 
     def _fetcher(self) -> httpx.AsyncClient:
         if self._keyless is None:

@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -197,13 +197,12 @@ class _Download:
     async def _transfer(self, claimed: str, row: ManifestRow, url: str) -> None:
         """Download one body from the store, where the server has one that can be reached from here;
         else from the server, which also says why there is none."""
-        if self._from_store:
-            try:
-                await self._receive(claimed, row, f"{url}&redirect=1")
-            except (ClientError, httpx.TransportError):
-                self._from_store = False
-            else:
+        link = await self._api.store_link(url) if self._from_store else None
+        if link is not None:
+            with suppress(ClientError, httpx.TransportError):
+                await self._receive(claimed, row, link)
                 return
+        self._from_store = False
         await self._receive(claimed, row, url)
 
     async def _receive(self, claimed: str, row: ManifestRow, url: str) -> None:
