@@ -8,7 +8,8 @@ million tasks, up to `--tasks`, side by side.
 
 Calls are counted at the transport that each of them goes through. The emulators are slow, and share
 the cores: seconds mean nothing here. Calls, capacity units and the CPU of Conveyor's own processes
-do. `sizes`, one of them by its number, `permits`, `profile`, `writes` and `bodies` can be measured
+do. `sizes`, one of them by its number, `permits`, `carriers` (the CPU of calls over both), `delays`
+(calls a task while the gateway takes its time), `profile`, `writes` and `bodies` can be measured
 alone (`--only`).
 """
 
@@ -19,12 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import aws_bodies, aws_profile, aws_writes
+from bench import aws_bodies, aws_carriers, aws_profile, aws_writes
 from bench.aws_fleet import Used, Watched, watched
 from bench.aws_job import LIMITS, LargeJob
 from bench.harness import Figure, Options, Row, Scenario
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
+DELAYS = ((0.0, 800, "boto"), (0.0, 800, "http"), (2.4, 400, "http"), (25.0, 100, "http"))
+"""Seconds of a call of the gateway, tasks to be worked then, and the carrier of calls to AWS."""
 
 
 class Costs(NamedTuple):
@@ -45,15 +48,30 @@ def measure(options: Options, size: int, *, redis: bool = True, column: str = ""
         return take(fleet, directory, size, worked=options.worked, column=column or f"{size:,}")
 
 
-def take(fleet: Watched, directory: Path, size: int, *, worked: int, column: str) -> Costs:
+def take(
+    fleet: Watched, directory: Path, size: int, *, worked: int, column: str, delay: float = 0.0
+) -> Costs:
     """Submit, write, work."""
-    job = LargeJob(fleet, directory, size)
+    job = LargeJob(fleet, directory, size, delay=delay)
     if job.worked_early:
         raise RuntimeError("tasks were worked before their run was paused: measure again")
     seconds = job.written - job.accepted
     print(f"{size:,} rows written in {seconds:.0f} s ({size / seconds:.0f}/s)", file=sys.stderr)
     done = job.work(worked)
     return Costs(column, size, job.submit, job.ingest, done.tasks, done.used)
+
+
+def measure_delays(options: Options) -> list[Costs]:
+    """Measure jobs whose calls of the gateway take a while, and one without over boto3."""
+    measured = []
+    for delay, worked, carrier in DELAYS:
+        directory = options.directory("aws_delays")
+        settings = {**LIMITS, "aws_carrier": carrier}
+        column = f"{delay:g} s, {carrier}"
+        with watched(directory, workers=1, settings=settings) as fleet:
+            size = min(SIZES[0], options.tasks)
+            measured.append(take(fleet, directory, size, worked=worked, column=column, delay=delay))
+    return measured
 
 
 def table(measured: Sequence[Costs]) -> list[Row]:
@@ -105,6 +123,10 @@ def run(options: Options) -> list[Row]:
         measured.append(measure(options, size, redis=False, column="permits in DynamoDB"))
     if measured:
         rows += table(measured)
+    if options.wants("carriers"):
+        rows += aws_carriers.measure(options)
+    if options.wants("delays"):
+        rows += table(measure_delays(options))
     if options.wants("profile"):
         rows += aws_profile.measure(options)
     if options.wants("writes"):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from bench.aws_fleet import Role, Used, Watched
+from bench.fake_targets import delayed
 from bench.harness import wait_until
 from bench.ingest import write_csv
 
@@ -40,12 +41,13 @@ class Worked(NamedTuple):
 
 
 class LargeJob:
-    """A job of `size` tasks whose rows are written, and whose run is paused."""
+    """A job of `size` tasks whose rows are written, and whose run is paused. The gateway takes
+    `delay` seconds for each."""
 
-    def __init__(self, fleet: Watched, directory: Path, size: int) -> None:
+    def __init__(self, fleet: Watched, directory: Path, size: int, *, delay: float = 0.0) -> None:
         self._fleet = fleet
         path = directory / f"tasks-{size}.csv"
-        write_csv(path, size)
+        write_csv(path, size, delayed(0, delay) if delay else None)
         self.size = size
         used([*fleet.apis, *fleet.workers])
         self.began = time.monotonic()

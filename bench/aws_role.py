@@ -28,6 +28,7 @@ from conveyor.prod import binding
 from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import Answer, Aws, CallStats, Parameters
 from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.http import HttpCarrier
 from conveyor.prod.redis.permits import ALL, HOLD, LEAVE, SAY
 from conveyor.prod.redis.server import RedisServer, Script
 from conveyor.roles.production import RoleInfo, run
@@ -157,8 +158,9 @@ def counted(aws: Aws) -> Aws:
     """Wrap the transport between the adapters and AWS."""
     if isinstance(aws, AwsClient):
         COUNTS.stats = aws.stats
-    if isinstance(aws, AwsClient) and isinstance(aws.carrier, BotoCarrier):
-        clients = aws.carrier.clients
+        boto = aws.carrier.boto if isinstance(aws.carrier, HttpCarrier) else aws.carrier
+        assert isinstance(boto, BotoCarrier)
+        clients = boto.clients
         for name, client in list(clients.items()):
             clients[name] = Named(name, client)
     return CountedAws(aws)

@@ -132,6 +132,8 @@ SCENARIOS = {
         rows=(
             "sizes",
             "permits",
+            "carriers",
+            "delays",
             "profile",
             "writes",
             "bodies",

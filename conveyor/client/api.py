@@ -503,7 +503,8 @@ class Api:
             ) as response:
                 if response.status_code != 307:
                     return None
-                return response.headers.get("Location")
+                location: str | None = response.headers.get("Location")
+                return location
         except httpx.InvalidURL:
             return None
 

@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.prod.aws.calls import AnswerBody
+from conveyor.prod.aws.calls import AnswerBody, Parameters
 from conveyor.prod.aws.client import AwsClient
+from conveyor.prod.aws.places import CallPlace, Places
 from tests.patient import SECONDS
 from tests.unit.aws_stub import (
     Cut,
@@ -96,11 +97,12 @@ async def test_a_call_in_flight_is_over_before_its_caller_is_cancelled(
     stub.answer = held = Held()
     async with calling(stub.url, carrier=carrier, services=[asked[0]]) as aws:
         answered_then = []
+        got = []
 
         async def claim(scope: anyio.CancelScope) -> None:
             with scope:
                 try:
-                    await aws.call(*asked)
+                    got.append(await aws.call(*asked))
                     await anyio.lowlevel.checkpoint()
                 finally:
                     answered_then.append(held.answered)
@@ -116,6 +118,8 @@ async def test_a_call_in_flight_is_over_before_its_caller_is_cancelled(
             held.release.set()
         assert scope.cancelled_caught
         assert answered_then == [1]
+        # It learns what it did, and is cancelled where it waits next.
+        assert [answer["ResponseMetadata"]["HTTPStatusCode"] for answer in got] == [200]
 
 
 async def test_so_it_is_if_its_task_is_cancelled_again_and_again(stub: Stub) -> None:
@@ -134,6 +138,38 @@ async def test_so_it_is_if_its_task_is_cancelled_again_and_again(stub: Stub) -> 
         held.release.set()
         await aws.call(*GET)
     assert stub.connections == 1
+
+
+async def test_a_body_that_comes_for_nobody_is_closed(stub: Stub) -> None:
+    held = Held()
+
+    async def give(seen: Seen) -> bytes:
+        await held(seen)
+        return said(b"x" * 1_000_000, b'ETag: "1"')
+
+    stub.answer = give
+    async with calling(stub.url, services=["s3"]) as aws:
+        task = asyncio.create_task(aws.call(*READ))
+        await arrival(held)
+        task.cancel()
+        held.release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await closed(aws)
+
+
+async def test_a_place_is_looked_for_once(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    find = Places.find
+
+    def look(places: Places, service: str, parameters: Parameters) -> CallPlace | None:
+        looked.append(service)
+        return find(places, service, parameters)
+
+    monkeypatch.setattr(Places, "find", look)
+    async with calling(stub.url, services=["dynamodb"]) as aws:
+        await asyncio.gather(*(aws.call(*GET) for _ in range(9)))
+    assert looked == ["dynamodb"]
 
 
 async def test_a_call_that_waits_for_its_turn_is_cancelled_at_once(stub: Stub) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.aws_calls import Costs, table
+from bench.aws_carriers import WEIGHTS
+from bench.aws_carriers import table as carriers_table
 from bench.aws_fleet import Used
 from bench.aws_profile import HANDED, LOOP, costs, name_of
 from bench.aws_purposes import OTHER, PURPOSES, purpose, purpose_of
@@ -32,6 +34,14 @@ TOLD = "py-spy> Wrote raw flamegraph data to 'work.txt'. Samples: 144 Errors: 56
 
 def _figures(rows: list[Row], name: str) -> dict[str, float | int | str]:
     return next(row.figures for row in rows if row.name == name)
+
+
+def test_a_task_over_a_carrier_is_its_calls_by_their_share() -> None:
+    boto, http = (dict.fromkeys(WEIGHTS, figure) for figure in (1.0, 0.1))
+    rows = carriers_table("AWS", boto, http)
+    whole = {"boto, ms": 3.7, "http, ms": 0.37, "x": 10.0}
+    assert _figures(rows, "AWS: a task") == whole
+    assert _figures(rows, "AWS: receive") == {"boto, ms": 1.0, "http, ms": 0.1, "x": 10.0}
 
 
 def test_a_call_is_for_the_innermost_function_that_has_a_purpose() -> None:

@@ -55,8 +55,15 @@ class KeyHolder:
     async def _renewed(self, credentials: Credentials) -> ReadOnlyCredentials:
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.create_task(_renew(credentials))
+            self._renewal.add_done_callback(_note)
         # A caller that is cancelled takes the keys from nobody else.
         return await asyncio.shield(self._renewal)
+
+
+def _note(renewal: asyncio.Task[ReadOnlyCredentials]) -> None:
+    """Take note of a failure, which may come when nobody waits any more."""
+    if not renewal.cancelled():
+        renewal.exception()
 
 
 async def _renew(credentials: Credentials) -> ReadOnlyCredentials:

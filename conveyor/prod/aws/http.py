@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -31,8 +31,6 @@ BODIES_OPEN = 256
 """Most bodies that are read at a time: each holds a connection until it is read to its end."""
 LARGE = 256 * 1024
 """Bytes of a body from which it is hashed in a thread, and for which a call gets a second more."""
-MOST_TOLD = 1_048_576
-"""Most bytes of a refusal."""
 _WORDS = {
     TransportTrouble.UNRESOLVED: "EndpointConnectionError",
     TransportTrouble.UNREACHABLE: "EndpointConnectionError",
@@ -45,7 +43,6 @@ _WORDS = {
     TransportTrouble.MALFORMED: "ForeignAnswer",
 }
 """The names that botocore has for the troubles of a transport."""
-_Result = TypeVar("_Result")
 
 
 class Lane:
@@ -75,6 +72,7 @@ class HttpCarrier:
         self._clock = clock
         self._keys = KeyHolder(credentials)
         self._places = Places(boto.clients)
+        self._finding = anyio.Lock()
         self._known: dict[tuple[str, str], CallPlace | None] = {}
         self._lanes: dict[tuple[str, Proxy | None], Lane] = {}
 
@@ -114,12 +112,14 @@ class HttpCarrier:
 
     async def _find(self, about: tuple[str, str], parameters: Parameters) -> CallPlace | None:
         """Find the place of calls about a service or bucket, and remember it."""
-        try:
-            place = await anyio.to_thread.run_sync(self._places.find, about[0], parameters)
-        except Unplaced:
-            return None
-        self._known[about] = place
-        return place
+        async with self._finding:
+            if about not in self._known:
+                try:
+                    place = await anyio.to_thread.run_sync(self._places.find, about[0], parameters)
+                except Unplaced:
+                    return None
+                self._known[about] = place
+            return self._known[about]
 
     def _lane(self, service: str, operation: str, place: CallPlace) -> Lane:
         """Return the lane of a call. Long polls have their own, or all others would wait for them;
@@ -194,8 +194,8 @@ class HttpCarrier:
 
 
 class HttpBody:
-    """A streamed body. Bytes that are asked for may take `patience` seconds to come; nobody needs to
-    ask for any."""
+    """A streamed body. What is asked for may take `patience` seconds to come; nobody needs to
+    ask."""
 
     def __init__(self, answer: wire.Answer, patience: float) -> None:
         self._answer = answer
@@ -234,29 +234,54 @@ def _word(error: TransportError) -> str:
     return _WORDS.get(error.trouble, "HTTPClientError")
 
 
-async def _to_its_end(exchange: Coroutine[Any, Any, _Result], lane: Lane) -> _Result:
+async def _to_its_end(exchange: Coroutine[Any, Any, Answer], lane: Lane) -> Answer:
     """Let an exchange end in a task of its own, and give its turn back then.
 
     A caller that is cancelled waits for it all the same: what the service was asked to do is done
     by then, or will never be, and whatever undoes it comes after it.
     """
-    task = asyncio.get_running_loop().create_task(exchange)
-    task.add_done_callback(lambda _: lane.turns.release())
-    with anyio.CancelScope(shield=True):
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await _end_of(task)
-            raise
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(exchange)
+    over = loop.create_future()
+
+    def end(_task: asyncio.Task[Answer]) -> None:
+        lane.turns.release()
+        if not over.done():
+            over.set_result(None)
+
+    task.add_done_callback(end)
+    try:
+        await over
+    except asyncio.CancelledError:
+        await _end_of(task)
+        if await _is_cancelled():
+            # The caller gets what came, and is cancelled where it waits next: as by a thread.
+            return task.result()
+        _forget(task)
+        raise
     return task.result()
 
 
 async def _end_of(task: asyncio.Task[Any]) -> None:
     """Wait for the end of a task, however often its caller is cancelled."""
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            continue
-    if not task.cancelled():
-        task.exception()  # nobody asks for it any more
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue
+
+
+def _forget(task: asyncio.Task[Answer]) -> None:
+    """Take note of an answer that nobody waits for any more."""
+    if not task.cancelled() and task.exception() is None and "Body" in task.result():
+        task.result()["Body"].close()
+
+
+async def _is_cancelled() -> bool:
+    """Return whether a scope around the caller is cancelled, rather than its task."""
+    try:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+    except asyncio.CancelledError:
+        return True
+    return False

@@ -91,7 +91,8 @@ class Places:
                 place = _read(service, asked, _authority(client))
             except Exception as error:
                 # Of whatever type: boto3 will meet it again with the call itself, and tell it.
-                _log.warning("boto3 does not say where %s is: %r", service, error)
+                # Its text may quote what a program of credentials said.
+                _log.warning("boto3 does not say where %s is: %s", service, type(error).__name__)
                 raise Unplaced from None
         if isinstance(place, str):
             _log.warning("calls to %s go through boto3: %s", service, place)

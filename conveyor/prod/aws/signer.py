@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
@@ -44,7 +45,7 @@ class Signer:
     def sign(self, part: SignedPart, keys: ReadOnlyCredentials, now: int) -> dict[str, str]:
         """Return the headers of a signed request, `host` left out. `now` is in milliseconds since
         1970."""
-        instant = datetime.fromtimestamp(now // 1_000, UTC).strftime("%Y%m%dT%H%M%SZ")
+        instant = _instant(now // 1_000)
         day = instant[:8]
         headers = {**part.headers, _DATE: instant}
         if keys.token is not None:
@@ -71,6 +72,11 @@ class Signer:
                 key = hmac.digest(key, step.encode(), "sha256")
             self._derived, self._derived_of = key, (secret, day)
         return self._derived
+
+
+@lru_cache(maxsize=2)
+def _instant(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def canonical_path(path: str) -> str:
