@@ -33,6 +33,9 @@ class RetentionDays(NamedTuple):
     rows: int = ROW_RETENTION_DAYS
 
 
+USUAL_RETENTION = RetentionDays()
+
+
 @dataclass(frozen=True, slots=True)
 class DynamoStore:
     """The ports over one table. Belongs to one event loop."""
@@ -75,7 +78,7 @@ async def open_store(
     worker: str,
     flush_interval: float = FLUSH_INTERVAL,
     patience: float = 0.0,
-    retention: RetentionDays = RetentionDays(),
+    retention: RetentionDays = USUAL_RETENTION,
 ) -> DynamoStore:
     """Open the store on an existing table.
 
