@@ -12,7 +12,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.calls import AnswerBody, Parameters
 from conveyor.prod.aws.client import AwsClient
-from conveyor.prod.aws.places import CallPlace, Places
+from conveyor.prod.aws.places import CallPlace, CallPlaces
 from tests.patient import SECONDS
 from tests.unit.aws_stub import (
     Cut,
@@ -160,13 +160,13 @@ async def test_a_body_that_comes_for_nobody_is_closed(stub: Stub) -> None:
 
 async def test_a_place_is_looked_for_once(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    find = Places.find
+    find = CallPlaces.find
 
-    def look(places: Places, service: str, parameters: Parameters) -> CallPlace | None:
+    def look(places: CallPlaces, service: str, parameters: Parameters) -> CallPlace | None:
         looked.append(service)
         return find(places, service, parameters)
 
-    monkeypatch.setattr(Places, "find", look)
+    monkeypatch.setattr(CallPlaces, "find", look)
     async with calling(stub.url, services=["dynamodb"]) as aws:
         await asyncio.gather(*(aws.call(*GET) for _ in range(9)))
     assert looked == ["dynamodb"]

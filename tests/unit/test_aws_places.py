@@ -1,4 +1,4 @@
-"""Places of calls to AWS: those that boto3 sends them to, or boto3 sends them itself."""
+"""CallPlaces of calls to AWS: those that boto3 sends them to, or boto3 sends them itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.boto import make_clients
 from conveyor.prod.aws.calls import AwsOptions
-from conveyor.prod.aws.places import CallPlace, Places
+from conveyor.prod.aws.places import CallPlace, CallPlaces
 from tests.nasty.certificate import Certificate
 from tests.unit.aws_stub import Stub, calling, give_keys, own, serving
 
@@ -47,7 +47,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def place(service: str, *, bucket: str = "bucket", **options: Any) -> CallPlace | None:
     """Return the place of calls to a service."""
     clients, _ = make_clients(AwsOptions(**options), (service,))
-    return Places(clients).find(service, {"Bucket": bucket})
+    return CallPlaces(clients).find(service, {"Bucket": bucket})
 
 
 def where(found: CallPlace | None) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ from botocore.auth import S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
-from conveyor.prod.aws.signer import SignedPart, Signer, body_digest, canonical_path
+from conveyor.prod.aws.signer import RequestSigner, SignedPart, body_digest, canonical_path
 
 REQUESTS = 10_000
 SERVICES = ("dynamodb", "sqs", "s3")
@@ -81,16 +81,18 @@ def test_any_request_is_signed_as_botocore_signs_it(monkeypatch: pytest.MonkeyPa
         moment = datetime.fromtimestamp(instant // 1_000, UTC)
         monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda now=moment: now)
         expected = by_botocore(service, region, url, part, body, keys)
-        assert Signer(region, service).sign(part, keys, instant) == expected
+        assert RequestSigner(region, service).sign(part, keys, instant) == expected
         with_token += keys.token is not None
     assert REQUESTS // 3 < with_token < REQUESTS
 
 
 def test_the_key_of_a_day_ends_with_the_day_and_with_its_secret() -> None:
     part = SignedPart("POST", "/", {"host": "h"}, sha256(b"").hexdigest())
-    kept = Signer("us-east-1", "sqs")
+    kept = RequestSigner("us-east-1", "sqs")
     day = 86_400_000
     for secret in ("one", "other", "one"):
         for now in (0, day - 1, day, 0):
             keys = ReadOnlyCredentials("id", secret, None)
-            assert kept.sign(part, keys, now) == Signer("us-east-1", "sqs").sign(part, keys, now)
+            assert kept.sign(part, keys, now) == RequestSigner("us-east-1", "sqs").sign(
+                part, keys, now
+            )

@@ -19,7 +19,7 @@ from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters
 from conveyor.prod.aws.carriers import Unanswered
 from conveyor.prod.aws.credentials import KeyHolder
-from conveyor.prod.aws.places import CallPlace, Places, Unplaced
+from conveyor.prod.aws.places import CallPlace, CallPlaces, Unplaced
 from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall
 from conveyor.prod.aws.signer import SignedPart
 from conveyor.wire import client as wire
@@ -45,7 +45,7 @@ _WORDS = {
 """The names that botocore has for the troubles of a transport."""
 
 
-class Lane:
+class CallLane:
     """The connections of one kind of call, and the turns of those that wait for one."""
 
     def __init__(self, client: HttpClient, turns: int) -> None:
@@ -71,10 +71,10 @@ class HttpCarrier:
         self._options = options
         self._clock = clock
         self._keys = KeyHolder(credentials)
-        self._places = Places(boto.clients)
+        self._places = CallPlaces(boto.clients)
         self._finding = anyio.Lock()
         self._known: dict[tuple[str, str], CallPlace | None] = {}
-        self._lanes: dict[tuple[str, Proxy | None], Lane] = {}
+        self._lanes: dict[tuple[str, Proxy | None], CallLane] = {}
 
     @property
     def open_connections(self) -> int:
@@ -121,7 +121,7 @@ class HttpCarrier:
                 self._known[about] = place
             return self._known[about]
 
-    def _lane(self, service: str, operation: str, place: CallPlace) -> Lane:
+    def _lane(self, service: str, operation: str, place: CallPlace) -> CallLane:
         """Return the lane of a call. Long polls have their own, or all others would wait for them;
         so have bodies, whose readers may be slow."""
         name = {"receive_message": "receive", "get_object": "bodies"}.get(operation, service)
@@ -138,11 +138,11 @@ class HttpCarrier:
                     proxy=place.proxy,
                 ),
             )
-            lane = self._lanes[name, place.proxy] = Lane(client, turns)
+            lane = self._lanes[name, place.proxy] = CallLane(client, turns)
         return lane
 
     async def _exchange(
-        self, lane: Lane, place: CallPlace, call: OwnCall, parameters: Parameters
+        self, lane: CallLane, place: CallPlace, call: OwnCall, parameters: Parameters
     ) -> Answer:
         """Send a call and read its answer. Raises AwsRefused, Unanswered, Moved."""
         keys = await self._keys.current()
@@ -234,7 +234,7 @@ def _word(error: TransportError) -> str:
     return _WORDS.get(error.trouble, "HTTPClientError")
 
 
-async def _to_its_end(exchange: Coroutine[Any, Any, Answer], lane: Lane) -> Answer:
+async def _to_its_end(exchange: Coroutine[Any, Any, Answer], lane: CallLane) -> Answer:
     """Let an exchange end in a task of its own, and give its turn back then.
 
     A caller that is cancelled waits for it all the same: what the service was asked to do is done

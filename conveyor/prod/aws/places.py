@@ -19,7 +19,7 @@ from botocore.httpsession import ProxyConfiguration, where
 from botocore.utils import get_environ_proxies
 
 from conveyor.prod.aws.calls import Parameters
-from conveyor.prod.aws.signer import Signer, canonical_path
+from conveyor.prod.aws.signer import RequestSigner, canonical_path
 from conveyor.wire.errors import TransportError
 from conveyor.wire.options import Proxy, read_proxy
 from conveyor.wire.origin import split_url
@@ -47,7 +47,7 @@ class CallPlace:
     url: str
     host: str
     path: str
-    signer: Signer
+    signer: RequestSigner
     proxy: Proxy | None
     authority: Path
 
@@ -65,7 +65,7 @@ class _Asked(Exception):
         self.signing = signing
 
 
-class Places:
+class CallPlaces:
     """The places of calls, asked of the clients of boto3. A call may take a while: it loads
     credentials, where endpoints depend on the account."""
 
@@ -149,7 +149,7 @@ def _read(service: str, asked: _Asked, authority: Path | str) -> CallPlace | str
         url=url,
         host=origin.authority,
         path=path if is_bucket else canonical_path(path),
-        signer=Signer(region, name),
+        signer=RequestSigner(region, name),
         proxy=proxy,
         authority=authority,
     )

@@ -33,7 +33,7 @@ class SignedPart(NamedTuple):
     query: str = ""
 
 
-class Signer:
+class RequestSigner:
     """Signs requests to one service of one region. The key of a day and an access key is kept."""
 
     def __init__(self, region: str, service: str) -> None:

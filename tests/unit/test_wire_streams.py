@@ -1,0 +1,91 @@
+"""Bodies that take their time, in either direction, and authorities that stand alone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from conveyor.wire.client import APART, HttpClient
+from conveyor.wire.errors import TransportError, TransportTrouble
+from conveyor.wire.tls import client_context
+from tests.nasty.certificate import Certificate
+from tests.patient import SECONDS
+from tests.unit.wire_server import Peer, Serve, answer, raw_server
+
+SOON = 0.05
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def halves(release: asyncio.Event) -> Serve:
+    """Send half of a body, and the other once a test lets it."""
+
+    async def serve(peer: Peer) -> None:
+        while await peer.request():
+            whole = answer(b"half" * 2)
+            await peer.send(whole[:-4])
+            await release.wait()
+            await peer.send(whole[-4:])
+
+    return serve
+
+
+async def test_a_body_may_take_longer_than_its_request_was_given() -> None:
+    release = asyncio.Event()
+    async with raw_server(halves(release)) as server, aclosing(HttpClient(connections=1)) as client:
+        for _ in range(2):
+            release.clear()
+            got = await client.send("GET", server.url(), headers={}, body=None, timeout=SOON)
+            got.allow(inf)
+            assert await anext(got) == b"half"
+            asyncio.get_running_loop().call_later(3 * SOON, release.set)
+            assert await anext(got) == b"half"
+            with pytest.raises(StopAsyncIteration):
+                await anext(got)
+        assert len(server.requests) == 1
+
+
+async def test_the_rest_of_a_body_may_be_given_less_time() -> None:
+    async with (
+        raw_server(halves(asyncio.Event())) as server,
+        aclosing(HttpClient(connections=1)) as client,
+    ):
+        got = await client.send("GET", server.url(), headers={}, body=None, timeout=SECONDS)
+        assert await anext(got) == b"half"
+        got.allow(SOON)
+        with pytest.raises(TransportError) as caught:
+            await anext(got)
+        assert caught.value.trouble is TransportTrouble.TIMEOUT
+
+
+@pytest.mark.parametrize("size", [APART, APART + 1, 8 * APART])
+async def test_a_body_arrives_behind_its_head_whatever_its_size(size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    got = []
+
+    async def serve(peer: Peer) -> None:
+        while head := await peer.request():
+            assert f"\r\nContent-Length: {size}\r\n" in head
+            got.append(await peer.body(size))
+            await peer.send(answer())
+
+    async with raw_server(serve) as server, aclosing(HttpClient(connections=1)) as client:
+        for _ in range(2):
+            sent = await client.send("PUT", server.url(), headers={}, body=body, timeout=SECONDS)
+            assert await sent.read() == b"OK"
+        assert len(server.requests) == 1
+    assert got == [body, body]
+
+
+def test_an_authority_that_stands_alone_is_the_only_one(tmp_path: Path) -> None:
+    authority = Certificate(tmp_path).authority
+    assert len(client_context(authority, alone=True).get_ca_certs()) == 1
+    beside = client_context(authority).cert_store_stats()["x509_ca"]
+    assert beside == client_context(None).cert_store_stats()["x509_ca"] + 1
