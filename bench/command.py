@@ -136,6 +136,7 @@ SCENARIOS = {
             "delays",
             "profile",
             "writes",
+            "bodies",
             "1000",
             "10000",
             "100000",

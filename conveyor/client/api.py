@@ -492,6 +492,22 @@ class Api:
             host, reason = httpx.URL(url).netloc.decode("ascii"), str(error) or type(error).__name__
             raise type(error)(f"{host}: {reason}") from None
 
+    async def store_link(self, url: str) -> str | None:
+        """Return a link to where the server's store serves a body, by its signed link; None if the
+        server serves it itself. Raises httpx.TransportError."""
+        if "?" not in url:
+            return None
+        try:
+            async with self._fetcher().stream(
+                "GET", f"{url}&redirect=1", follow_redirects=False
+            ) as response:
+                if response.status_code != 307:
+                    return None
+                location: str | None = response.headers.get("Location")
+                return location
+        except httpx.InvalidURL:
+            return None
+
     def _fetcher(self) -> httpx.AsyncClient:
         if self._keyless is None:
             self._keyless = httpx.AsyncClient(

@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,6 +103,7 @@ class _Download:
         self._meter = meter
         self._status = status
         self._slots = anyio.Semaphore(CONNECTIONS)
+        self._from_store = True
 
     async def fetch_each(self) -> None:
         """Fetch each body by its link, several at a time."""
@@ -194,6 +195,17 @@ class _Download:
             self._slots.release()
 
     async def _transfer(self, claimed: str, row: ManifestRow, url: str) -> None:
+        """Download one body from the store, where the server has one that can be reached from here;
+        else from the server, which also says why there is none."""
+        link = await self._api.store_link(url) if self._from_store else None
+        if link is not None:
+            with suppress(ClientError, httpx.TransportError):
+                await self._receive(claimed, row, link)
+                return
+        self._from_store = False
+        await self._receive(claimed, row, url)
+
+    async def _receive(self, claimed: str, row: ManifestRow, url: str) -> None:
         size = 0
         async with self._api.download(url) as response:
             content_type = response.headers.get("Content-Type", "")

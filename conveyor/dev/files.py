@@ -383,7 +383,9 @@ class FileBlobs(Blobs, NewBodies):
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
         return None
 
-    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+    async def download_link(
+        self, key: str, *, seconds: int, file_name: str, content_type: str = ""
+    ) -> str | None:
         return None
 
     async def runs(self) -> set[tuple[str, str]]:

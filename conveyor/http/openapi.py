@@ -112,9 +112,19 @@ def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {str(operation.success): _success(operation)}
     if operation.later:
         responses["202"] = _success(operation)
+    if operation.redirects:
+        responses["307"] = _redirect()
     for status in sorted(statuses):
         responses[str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
     return responses
+
+
+def _redirect() -> dict[str, Any]:
+    location = {
+        "description": "Where the store serves the body.",
+        "schema": {"type": "string", "format": "uri"},
+    }
+    return {"description": "The body is elsewhere", "headers": {"Location": location}}
 
 
 def _success(operation: Operation) -> dict[str, Any]:

@@ -90,6 +90,11 @@ PARAMETERS: dict[str, Schema] = {
         required=True,
     ),
     "Signature": _query("signature", "What makes it valid.", {"type": "string"}, required=True),
+    "Redirect": _query(
+        "redirect",
+        "With 1, the answer may be 307 to where the store serves the body, for a minute.",
+        {"type": "string", "enum": ["0", "1"]},
+    ),
     "LastEventId": {
         "name": "Last-Event-ID",
         "in": "header",
@@ -117,8 +122,9 @@ class Operation:
 
     `refusals` are its error codes beyond those of any operation. `note` describes its answers. With
     `fails_as_task` the answer is 422 with the task's own problem if the task failed. `media_type`
-    None means an empty answer. `uploads` are the media types of a file as the body. With `later`
-    the answer is 202, and otherwise the same, if the rows of a run are written after it.
+    None means an empty answer. With `redirects` the answer may be 307, to where the store serves
+    the body. `uploads` are the media types of a file as the body. With `later` the answer is 202,
+    and otherwise the same, if the rows of a run are written after it.
     """
 
     method: str
@@ -135,6 +141,7 @@ class Operation:
     note: str = ""
     refusals: tuple[ErrorCode, ...] = ()
     fails_as_task: bool = False
+    redirects: bool = False
     open: bool = False
 
 
@@ -409,7 +416,8 @@ _ON_RESULTS = (
         id="followLink",
         summary="Read a body by a signed link, as found in result_url",
         media_type="*/*",
-        parameters=("Expires", "Signature"),
+        parameters=("Expires", "Signature", "Redirect"),
+        redirects=True,
         note=(
             "422 with the task's own problem where the task failed; `permission_denied` "
             "for a link that is forged or has expired."

@@ -16,7 +16,7 @@ from conveyor.http.request import Handler, RequestContext, json_response, read_b
 from conveyor.ports.exports import ExportFormat
 from conveyor.service.links import ExportTarget, target_of
 from conveyor.service.responses import encode
-from conveyor.service.results import Content
+from conveyor.service.results import Content, Elsewhere
 from conveyor.service.schemas import ProblemBody
 from conveyor.service.service import Service
 
@@ -73,11 +73,17 @@ async def read_link(request: Request, service: Service) -> Response:
     target = target_of(path["job_id"], path["run_id"], path["task_id"])
     if target is None:
         raise not_found("result")
+    redirects = query.word(request.query_params, "redirect", ("0", "1")) == "1"
     found = await service.results.linked_content(
         target,
         expires=query.text(request.query_params, "expires") or "",
         signature=query.text(request.query_params, "signature") or "",
+        # A link to the store is good for GET alone.
+        elsewhere=redirects and request.method == "GET",
     )
+    if isinstance(found, Elsewhere):
+        headers = {"Location": found.url, "Cache-Control": "no-store"}
+        return Response(status_code=307, headers=headers)
     return await content_response(found, method=request.method)
 
 

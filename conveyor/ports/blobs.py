@@ -103,8 +103,11 @@ class BlobLinks(Protocol):
         """
         ...
 
-    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
-        """Return a link that serves one body for `seconds` seconds as an attachment of that name.
+    async def download_link(
+        self, key: str, *, seconds: int, file_name: str, content_type: str = ""
+    ) -> str | None:
+        """Return a link that serves one body for `seconds` seconds as an attachment of that name,
+        and of a type, if one is given.
 
         Return None if the store has no links of its own, or cannot make one now. If the store
         cannot make one that lasts so long, the link ends earlier and states its end; callers are to

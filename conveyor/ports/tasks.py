@@ -156,6 +156,13 @@ class TaskBatches(Protocol):
         ...
 
 
+class KeptTask(msgspec.Struct, frozen=True):
+    """A task of a job and run that are there, and the days for which the job keeps results."""
+
+    task: Task
+    result_ttl_days: int
+
+
 class TaskReader(Protocol):
     """Reading of tasks and their histories, for the API and exports."""
 
@@ -180,6 +187,11 @@ class TaskReader(Protocol):
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None:
         """Return one row; None if the task does not exist."""
+        ...
+
+    async def get_kept_task(self, job_id: str, run_id: str, task_id: str) -> KeptTask | None:
+        """Return one row of a job's run, in one operation of the store. None if job, run or task
+        does not exist, is being deleted, or cannot be read like that."""
         ...
 
     async def failure_groups(self, run_id: str) -> FailureGroups | None:

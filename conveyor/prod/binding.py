@@ -22,7 +22,7 @@ from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
-from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.dynamodb.store import DynamoStore, RetentionDays, open_store
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.job_cache import CachedJobs
 from conveyor.prod.redis.permits import RedisPermits, RedisWorkers
@@ -66,8 +66,7 @@ async def open_binding(
 ) -> ProdBinding:
     """Open everything; the caller closes it with `ports.aclose`.
 
-    `works`: this process is a worker. `seam` wraps the calls to AWS, for tests. Raises ConveyorError
-    as `startup_checks.start` does.
+    `works`: this process is a worker. `seam` wraps calls to AWS, for tests. Raises as `start` does.
     """
     async with AsyncExitStack() as stack:
         boto = await open_clients(options.aws, clock, *options.services)
@@ -174,8 +173,7 @@ async def _open_store(
         clock=clock,
         worker=clock.new_id(),
         patience=patience,
-        fire_retention_days=options.fire_retention_days,
-        row_retention_days=options.row_retention_days,
+        retention=RetentionDays(options.fire_retention_days, options.row_retention_days),
     )
     stack.push_async_callback(store.aclose)
     return store

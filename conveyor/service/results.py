@@ -20,6 +20,7 @@ from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import Job, Run, StoredBody, Task, TaskStatus
 from conveyor.domain.shards import shards_of
+from conveyor.ports.tasks import KeptTask
 from conveyor.records.expiry import Expiry
 from conveyor.records.sharded_reads import START, Read, ShardCursor, merge_page, task_reader
 from conveyor.service.context import Context
@@ -200,12 +201,22 @@ FILTERS: dict[str, frozenset[TaskStatus] | None] = {
 """The values of the `status` filter, and the rows that each of them selects."""
 
 
+DIRECT_FOR = 60
+"""Seconds for which a link to the store itself is valid: it outlives a delete for as long."""
+
+
 class Content(msgspec.Struct, frozen=True):
     """A body to send: its pieces, its size in bytes, and the type that the target gave."""
 
     pieces: AsyncIterator[bytes]
     size: int
     content_type: str
+
+
+class Elsewhere(msgspec.Struct, frozen=True):
+    """A link at which the store itself serves a body."""
+
+    url: str
 
 
 class Results:
@@ -277,20 +288,14 @@ class Results:
 
         Raises ConveyorError: not_found; task_not_ready; result_expired.
         """
-        view, run = await self._context.live_run(caller_id, job_id, run_id)
-        task = await self._tasks.get_task(run.run_id, task_id)
-        if task is None:
-            raise not_found("task")
-        if task.error is not None and task.status is TaskStatus.FAILED:
-            return problem_body(task.error)
-        if task.result is None:
-            raise ConveyorError(ErrorCode.TASK_NOT_READY, "the task has not ended yet")
-        return await self._open(task, task.result, ttl_days=view.job.result_ttl_days)
+        found = await self._content(await self._kept(caller_id, job_id, run_id, task_id))
+        return found if isinstance(found, ProblemBody) else await self._open(found)
 
     async def linked_content(
-        self, target: LinkTarget, *, expires: str, signature: str
-    ) -> Content | ProblemBody:
-        """Return the body that a signed link opens.
+        self, target: LinkTarget, *, expires: str, signature: str, elsewhere: bool = False
+    ) -> Content | ProblemBody | Elsewhere:
+        """Return the body that a signed link opens; with `elsewhere`, a link of a minute to where
+        the store serves it, if it does.
 
         Raises ConveyorError: permission_denied for a link that is not ours or has expired; else as
         `content` does.
@@ -298,10 +303,19 @@ class Results:
         now = self._context.clock.now()
         self._links.check(target, expires=expires, signature=signature, now=now)
         # The signature was given to the owner: it stands for them here.
-        job = await self._context.jobs.find_job(target.job_id)
-        if job is None:
-            raise not_found("job")
-        return await self.content(job.caller, target.job_id, target.run_id, target.task_id)
+        kept = await self._tasks.get_kept_task(target.job_id, target.run_id, target.task_id)
+        if kept is None:
+            # Find out why.
+            job = await self._context.jobs.find_job(target.job_id)
+            if job is None:
+                raise not_found("job")
+            kept = await self._kept(job.caller, target.job_id, target.run_id, target.task_id)
+        found = await self._content(kept)
+        if isinstance(found, ProblemBody):
+            return found
+        if elsewhere and (url := await self._direct_link(found, target.task_id)) is not None:
+            return Elsewhere(url)
+        return await self._open(found)
 
     async def history(
         self, caller_id: str, job_id: str, run_id: str | None, task_id: str
@@ -331,11 +345,39 @@ class Results:
             rows.append(result_body(task, expired=expired, result_url=link, waiting=waiting))
         return rows
 
-    async def _open(self, task: Task, result: StoredBody, *, ttl_days: int) -> Content:
+    async def _kept(
+        self, caller_id: str, job_id: str, run_id: str | None, task_id: str
+    ) -> KeptTask:
+        """Return a task of the caller. Raises ConveyorError(not_found)."""
+        view, run = await self._context.live_run(caller_id, job_id, run_id)
+        task = await self._tasks.get_task(run.run_id, task_id)
+        if task is None:
+            raise not_found("task")
+        return KeptTask(task, view.job.result_ttl_days)
+
+    async def _content(self, kept: KeptTask) -> StoredBody | ProblemBody:
+        """Return where the body of a task is, or the problem of a failed one. Raises
+        ConveyorError: task_not_ready; result_expired."""
+        task = kept.task
+        if task.error is not None and task.status is TaskStatus.FAILED:
+            return problem_body(task.error)
+        if task.result is None:
+            raise ConveyorError(ErrorCode.TASK_NOT_READY, "the task has not ended yet")
         now = self._context.clock.now()
-        [end] = await self._expiry.of([task], ttl_days, horizon=now)
+        [end] = await self._expiry.of([task], kept.result_ttl_days, horizon=now)
         if end is not None and end <= now:
             raise ConveyorError(ErrorCode.RESULT_EXPIRED, "the result is past its retention")
+        return task.result
+
+    async def _direct_link(self, result: StoredBody, task_id: str) -> str | None:
+        return await self._context.blobs.download_link(
+            result.blob_key,
+            seconds=DIRECT_FOR,
+            file_name=task_id,
+            content_type=result.content_type,
+        )
+
+    async def _open(self, result: StoredBody) -> Content:
         pieces = await self._context.blobs.open(result.blob_key, size=result.size)
         if pieces is None:
             raise ConveyorError(

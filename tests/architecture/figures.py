@@ -34,6 +34,7 @@ MOST_LINES = 700
 MOST_LONELY = 25
 MOST_CYCLES = 0
 MOST_UPWARD = 0
+# Times to live of task rows, and stamps of those of long runs, took a module of their own.
 MOST_DYNAMODB = 28
 MOST_PASSED = 84
 MOST_SHARED = 0

@@ -30,7 +30,7 @@ from conveyor.prod.dynamodb.schema import (
     run_key,
     table_parameters,
 )
-from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.dynamodb.store import DynamoStore, RetentionDays, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import account, dynamodb, new_name
@@ -125,7 +125,7 @@ async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[B
             clock=system,
             worker=worker,
             flush_interval=0,
-            row_retention_days=row_days,
+            retention=RetentionDays(rows=row_days),
         )
 
     store, other = await process(faults), await process(aws)

@@ -23,7 +23,7 @@ from conveyor.ports.records import IdempotencyScope
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import Item
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, fire_key, job_key, place_key, schedules
-from conveyor.prod.dynamodb.store import open_store
+from conveyor.prod.dynamodb.store import RetentionDays, open_store
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store
 from tests.conformance.dynamo_records import (
@@ -483,7 +483,11 @@ async def test_a_row_is_kept_for_its_retention_after_its_last_change(bench: Benc
 async def test_the_retention_of_rows_is_the_stores(bench: Bench) -> None:
     world = bench.world
     kept = await open_store(
-        bench.faults, table=bench.table.name, clock=SystemClock(), worker="w", fire_retention_days=2
+        bench.faults,
+        table=bench.table.name,
+        clock=SystemClock(),
+        worker="w",
+        retention=RetentionDays(fires=2),
     )
     job = await scheduled(world)
     row = skipped(world, world.now)

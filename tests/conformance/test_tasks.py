@@ -57,6 +57,44 @@ async def test_a_live_claim_holds_others_off(world: World) -> None:
     assert await world.claim(run_id, 0) == ClaimedElsewhere(task.claimed_until)
 
 
+async def test_a_kept_task_comes_with_how_long_its_job_keeps_results(
+    world: World, tasks: Tasks
+) -> None:
+    job_id, run_id = await world.submit(2, result_ttl_days=5)
+    other_job, other_run = await world.submit(1)
+    await world.succeed(run_id, 0)
+    task_id = ids.task_id(run_id, 0)
+    kept = await tasks.get_kept_task(job_id, run_id, task_id)
+    assert kept is not None
+    assert kept.task == await tasks.get_task(run_id, task_id)
+    assert kept.result_ttl_days == 5
+    unknown = world.clock.new_id()
+    for place in (
+        (job_id, run_id, ids.task_id(run_id, 7)),
+        (job_id, run_id, "nonsense"),
+        (other_job, run_id, task_id),
+        (job_id, other_run, task_id),
+        (unknown, run_id, task_id),
+        (job_id, unknown, task_id),
+    ):
+        assert await tasks.get_kept_task(*place) is None
+
+
+@pytest.mark.parametrize("whole_job", [False, True])
+async def test_a_task_of_what_is_being_deleted_is_not_kept(
+    world: World, tasks: Tasks, whole_job: bool
+) -> None:
+    job_id, run_id = await world.submit(1)
+    await world.succeed(run_id, 0)
+    task_id = ids.task_id(run_id, 0)
+    assert await tasks.get_kept_task(job_id, run_id, task_id) is not None
+    if whole_job:
+        await world.store.jobs.delete_job(CALLER, job_id, now=world.now)
+    else:
+        await world.store.runs.delete_run(CALLER, job_id, run_id, now=world.now)
+    assert await tasks.get_kept_task(job_id, run_id, task_id) is None
+
+
 @pytest.mark.guarantee("G2")
 async def test_of_many_claims_at_once_one_wins(world: World) -> None:
     _, run_id = await world.submit(3)

@@ -68,7 +68,9 @@ class Gated:
         """Pass the call on."""
         return await self._blobs.upload_link(key, content_type=content_type, seconds=seconds)
 
-    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+    async def download_link(
+        self, key: str, *, seconds: int, file_name: str, content_type: str = ""
+    ) -> str | None:
         """Pass the call on."""
         return await self._blobs.download_link(key, seconds=seconds, file_name=file_name)
 

@@ -291,6 +291,51 @@ async def test_bodies_are_fetched_without_the_key_and_tried_again(tmp_path: Path
     assert pace.slept == [0.5]
 
 
+async def test_bodies_come_from_the_store_where_the_server_names_it(tmp_path: Path) -> None:
+    async with asked(ok({})) as (api, server, _):
+        row = result_row(task_id="a", result_url=f"{server.origin}/blob?signature=a")
+        to_store: Answer = (307, {"Location": f"{server.origin}/store"}, b"")
+        body: Answer = (200, {"Content-Type": "text/csv"}, b"body")
+        server.answers[:] = [ok({"results": [row]}), to_store, body]
+        done = await downloaded(api, tmp_path)
+    assert (done.files, done.problems) == (1, [])
+    assert (tmp_path / "a.csv").read_bytes() == b"body"
+    _list, link, stored = server.told
+    assert (link.path, stored.path) == ("/blob?signature=a&redirect=1", "/store")
+    assert "X-API-Key" not in link.headers | stored.headers
+
+
+@pytest.mark.parametrize("store", [(404, {}, b"<Error/>"), (0, {}, b"")])
+async def test_where_the_store_has_no_body_or_is_out_of_reach_the_server_is_asked(
+    tmp_path: Path, store: Answer
+) -> None:
+    async with asked(ok({})) as (api, server, _):
+        row = result_row(task_id="a", result_url=f"{server.origin}/blob?signature=a")
+        to_store: Answer = (307, {"Location": f"{server.origin}/store"}, b"")
+        server.answers[:] = [ok({"results": [row]}), to_store, store, (200, {}, b"body")]
+        done = await downloaded(api, tmp_path)
+    assert (done.files, done.problems) == (1, [])
+    assert [told.path for told in server.told[1:]] == [
+        "/blob?signature=a&redirect=1",
+        "/store",
+        "/blob?signature=a",
+    ]
+
+
+async def test_a_server_that_serves_bodies_itself_is_asked_for_its_store_once(
+    tmp_path: Path,
+) -> None:
+    async with asked(ok({})) as (api, server, _):
+        first = result_row(task_id="a", result_url=f"{server.origin}/blob?signature=a")
+        server.answers[:] = [ok({"results": [first]}), (200, {}, b"body")]
+        done = await downloaded(api, tmp_path)
+    assert done.files == 1
+    assert [told.path for told in server.told[1:]] == [
+        "/blob?signature=a&redirect=1",
+        "/blob?signature=a",
+    ]
+
+
 async def test_a_body_that_does_not_come_is_told_and_the_others_do(tmp_path: Path) -> None:
     async with asked(ok({})) as (api, server, _):
         rows = [

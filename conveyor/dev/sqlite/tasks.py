@@ -38,6 +38,7 @@ from conveyor.ports.binding import Tasks
 from conveyor.ports.tasks import (
     Claim,
     ClaimRequest,
+    KeptTask,
     Settled,
     SettleRequest,
     TaskBatches,
@@ -84,6 +85,11 @@ OF_GROUPS = {
 _FAILED_READ = f"SELECT count(*), max(task_key) FROM ({_FIRST_FAILED})"
 
 ONE_TASK = f"SELECT {TASK_JSON} FROM tasks t {TASK_EXTRAS} WHERE t.task_key = ?2 AND t.task_id = ?3"
+
+KEPT_FOR = """
+    SELECT j.result_ttl_days FROM jobs j JOIN runs r ON r.job_id = j.job_id
+    WHERE j.job_id = ? AND r.run_id = ? AND j.status <> 'deleted' AND r.status <> 'deleted'
+"""
 
 UNFINISHED = f"""
     SELECT group_concat(reference) FROM (
@@ -290,6 +296,25 @@ class SqliteTasks(Tasks, TaskBatches):
         if task is not None:
             self._count(1, 1)
         return task
+
+    async def get_kept_task(self, job_id: str, run_id: str, task_id: str) -> KeptTask | None:
+        index = index_of(task_id)
+        if index is None:
+            return None
+
+        def read(reader: sqlite3.Connection) -> KeptTask | None:
+            job = reader.execute(KEPT_FOR, (job_id, run_id)).fetchone()
+            place = find_place(reader, run_id)
+            if job is None or place is None:
+                return None
+            key = place.key(task_id, index)
+            row = reader.execute(ONE_TASK, (run_id, key, task_id)).fetchone()
+            return None if row is None else KeptTask(tasks_from(row[0])[0], job[0])
+
+        kept = await self._database.read(read)
+        if kept is not None:
+            self._count(1, 1)
+        return kept
 
     async def failure_groups(self, run_id: str) -> FailureGroups | None:
         found = await self._database.read(lambda reader: read_groups(reader, run_id))

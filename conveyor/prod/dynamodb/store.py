@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.calls import Aws
@@ -22,6 +23,17 @@ from conveyor.prod.dynamodb.tasks import DynamoTasks
 
 FLUSH_INTERVAL = 0.1
 """Seconds between two additions to a run's counters, by default."""
+
+
+class RetentionDays(NamedTuple):
+    """Days that rows stay: those of fires after their last change, those of tasks past their
+    results, for ever if that is 0."""
+
+    fires: int = FIRE_RETENTION_DAYS
+    rows: int = ROW_RETENTION_DAYS
+
+
+USUAL_RETENTION = RetentionDays()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +78,15 @@ async def open_store(
     worker: str,
     flush_interval: float = FLUSH_INTERVAL,
     patience: float = 0.0,
-    fire_retention_days: int = FIRE_RETENTION_DAYS,
-    row_retention_days: int = ROW_RETENTION_DAYS,
+    retention: RetentionDays = USUAL_RETENTION,
 ) -> DynamoStore:
     """Open the store on an existing table.
 
     `worker` names this process; no other process, now or later, has the same name. `patience` is
     the time in seconds, like `flush_interval`, during which a settlement is retried while the table
-    is unavailable. Rows of fires go `fire_retention_days` after their last change. Task rows stay
-    `row_retention_days` past their results, for ever if that is 0.
+    is unavailable.
     """
-    client = Table(aws, table, clock, row_days=row_retention_days)
+    client = Table(aws, table, clock, row_days=retention.rows)
     records = DynamoRunRows(client, RunPlaces(client))
     return DynamoStore(
         table=client,
@@ -91,5 +101,5 @@ async def open_store(
         outbox=DynamoOutbox(records),
         signing_keys=DynamoSigningKeys(client),
         deliveries=DynamoDeliveries(client),
-        schedules=DynamoSchedules(records, fire_retention_days=fire_retention_days),
+        schedules=DynamoSchedules(records, fire_retention_days=retention.fires),
     )

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from conveyor.aio.concurrency import for_each, for_each_collect
 from conveyor.domain import ids
 from conveyor.domain.failure_groups import FailureGroups
-from conveyor.domain.model import Event, GroupFilter, RunStatus, Task, TaskStatus
+from conveyor.domain.model import Event, GroupFilter, JobStatus, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.task_rules import (
     TERMINAL_TASK_STATES,
@@ -25,7 +25,7 @@ from conveyor.domain.task_rules import (
     Settlement,
     settlement_change,
 )
-from conveyor.ports.tasks import Claim, NotClaimable, Settled, TaskPage
+from conveyor.ports.tasks import Claim, KeptTask, NotClaimable, Settled, TaskPage
 from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
 from conveyor.prod.dynamodb.client import (
     ALL_ITEMS,
@@ -39,8 +39,8 @@ from conveyor.prod.dynamodb.client import (
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.failure_groups import read_failure_groups, remove_group_items
 from conveyor.prod.dynamodb.row_expiry import RowExpiry
-from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads
-from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, Key
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads, read_run_row
+from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, Key, job_key
 from conveyor.prod.dynamodb.task_rows import (
     MAX_SCANNED,
     Reference,
@@ -81,7 +81,7 @@ class TaskPages:
             return None
         item = await self._table.get(place.task_key(task_id))
         if item is not None:
-            self._count(1, 1)
+            self.count(1, 1)
             if await self._is_left_over(place, [item]):
                 return None
         return item
@@ -121,7 +121,7 @@ class TaskPages:
         if await self._is_left_over(place, items):
             return TaskPage([], None, read)
         tasks = [read_task(place.run_id, item) for item in items]
-        self._count(read, len(tasks))
+        self.count(read, len(tasks))
         if not is_cut and not (more and await self._may_have_more(place, at)):
             return TaskPage(tasks, None, read)
         return TaskPage(tasks, tasks[-1].index if len(tasks) == limit else at, read)
@@ -135,7 +135,7 @@ class TaskPages:
             _filter(UNFINISHED),
             after=after,
             piece=min(limit, MERGED_IN_MEMORY),
-            count=self._count,
+            count=self.count,
         ):
             found.append((row.index, row.task_id))
             if len(found) == limit:
@@ -202,7 +202,8 @@ class TaskPages:
         row = await self._reads.read_fresh(place)
         return row is None or row.expired
 
-    def _count(self, read: int, returned: int) -> None:
+    def count(self, read: int, returned: int) -> None:
+        """Count rows read, and those of them that were wanted."""
         self.rows_read += read
         self.rows_returned += returned
 
@@ -370,6 +371,21 @@ class DynamoTasks:
         place = await self._places.find(run_id)
         item = None if place is None else await self._pages.get(place, task_id)
         return None if item is None else read_task(run_id, item)
+
+    async def get_kept_task(self, job_id: str, run_id: str, task_id: str) -> KeptTask | None:
+        place = await self._places.find(run_id)
+        if place is None or place.job_id != job_id or not ids.is_task_id(task_id):
+            return None
+        keys = (job_key(job_id), place.key, place.task_key(task_id))
+        found = await self._table.get_many(keys)
+        if len(found) < len(keys):
+            return None
+        job, run, task = (found[key] for key in keys)
+        self._table.records_read += 2
+        self._pages.count(1, 1)
+        if job["status"] == JobStatus.DELETED or run["status"] == RunStatus.DELETED:
+            return None
+        return KeptTask(read_task(run_id, task), read_run_row(run).result_ttl_days)
 
     async def failure_groups(self, run_id: str) -> FailureGroups | None:
         row = await self._records.read(run_id)

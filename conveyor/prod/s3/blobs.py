@@ -433,7 +433,9 @@ class S3Blobs:
         parameters = {**self._where(key), "ContentType": content_type}
         return await self._link("put_object", parameters, [seconds])
 
-    async def download_link(self, key: str, *, seconds: int, file_name: str) -> str | None:
+    async def download_link(
+        self, key: str, *, seconds: int, file_name: str, content_type: str = ""
+    ) -> str | None:
         """Presign a GET of an attachment.
 
         If the credentials expire earlier, the link is valid for half as long, a quarter and so on;
@@ -441,6 +443,8 @@ class S3Blobs:
         """
         disposition = f'attachment; filename="{file_name}"'
         parameters = {**self._where(key), "ResponseContentDisposition": disposition}
+        if content_type:
+            parameters["ResponseContentType"] = content_type
         lengths = [seconds]
         while lengths[-1] // 2 >= SHORTEST_LINK:
             lengths.append(lengths[-1] // 2)
