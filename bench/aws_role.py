@@ -136,7 +136,7 @@ class Named:
         self._calls: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("close", "generate_presigned_url"):
+        if name in ("close", "generate_presigned_url", "meta") or name.startswith("_"):
             return getattr(self._client, name)
         if name not in self._calls:
             self._calls[name] = named_call(self._service, name, getattr(self._client, name))
