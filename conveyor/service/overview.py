@@ -362,7 +362,7 @@ class Overviews:
         """Return the workers that said a word lately; a caller sees the lanes of their own runs."""
         reports = await self._context.workers.all()
         live = await self._context.runs.changed_runs(caller, before=None, limit=_BATCH, live=True)
-        jobs = {one.run.run_id: one.job.job_id for one in live}
+        jobs = {one.run.run_id: one.job for one in live}
         now = self._context.clock.now()
         return WorkersPage(
             [_worker_line(report, jobs, now, every=caller is None) for report in reports]
@@ -582,8 +582,9 @@ def _in_flight(reports: Sequence[WorkerReport], own: set[str] | None) -> int:
 
 
 def _worker_line(
-    report: WorkerReport, jobs: dict[str, str], now: int, *, every: bool
+    report: WorkerReport, jobs: dict[str, Job], now: int, *, every: bool
 ) -> WorkerLine:
+    lanes = [(lane, jobs.get(lane.run_id)) for lane in report.lanes]
     return WorkerLine(
         worker_id=report.worker_id,
         version=report.version,
@@ -597,7 +598,8 @@ def _worker_line(
         lanes=[
             LaneLine(
                 run_id=lane.run_id,
-                job_id=present(jobs.get(lane.run_id)),
+                job_id=UNSET if job is None else job.job_id,
+                name=UNSET if job is None else present(job.name),
                 in_flight=lane.in_flight,
                 buffered=lane.buffered,
                 permits=lane.permits,
@@ -606,8 +608,8 @@ def _worker_line(
                 since=rfc3339(lane.since) if lane.since else UNSET,
                 until=UNSET if lane.until is None else rfc3339(lane.until),
             )
-            for lane in report.lanes
-            if every or lane.run_id in jobs
+            for lane, job in lanes
+            if every or job is not None
         ],
         lanes_left_out=report.lanes_left_out,
     )

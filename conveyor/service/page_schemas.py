@@ -59,10 +59,12 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as a worker has it in hand; `job_id` is there where the run is among the latest."""
+    """A run as a worker has it in hand; the id and `name` of its job are there where the run is
+    among the latest."""
 
     run_id: str
     job_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
     in_flight: int
     buffered: int
     permits: int
