@@ -28,6 +28,7 @@ from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import RunPosition
 from conveyor.service.context import Context
 from conveyor.service.deliveries import DeliveryQueries
+from conveyor.service.exports import RunExports
 from conveyor.service.failures import Failures, parse_groups
 from conveyor.service.links import LinkSigner
 from conveyor.service.page_schemas import (
@@ -151,6 +152,7 @@ class Overviews:
         failures: Failures,
         deliveries: DeliveryQueries,
         schedules: JobSchedules,
+        exports: RunExports,
     ) -> None:
         self._context = context
         self._cursors = cursors
@@ -158,6 +160,7 @@ class Overviews:
         self._failures = failures
         self._deliveries = deliveries
         self._schedules = schedules
+        self._exports = exports
         self._paces = Paces()
 
     async def owner(self, caller: str | None, job_id: str) -> str:
@@ -396,6 +399,7 @@ class Overviews:
             shape=run.stats.shape,
             rerun_of=present(run.rerun_of),
             groups=groups,
+            exports=await self._exports.latest(job_id, run.run_id),
             runs=[run_body(one, waits=waits) for one in runs[:RUNS_SHOWN]],
             has_more_runs=len(runs) > RUNS_SHOWN,
             has_webhook=view.job.webhook is not None,

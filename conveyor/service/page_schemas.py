@@ -14,6 +14,7 @@ from conveyor.domain.result_shape import ResultShape
 from conveyor.service.schemas import (
     DeliveriesPage,
     EventBody,
+    ExportBody,
     FailureGroupBody,
     FireRecordBody,
     JobScheduleBody,
@@ -143,6 +144,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     shape: ResultShape
     rerun_of: str | UnsetType = UNSET
     groups: list[FailureGroupBody]
+    exports: list[ExportBody]
     runs: list[RunBody]
     has_more_runs: bool
     has_webhook: bool

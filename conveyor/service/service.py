@@ -128,6 +128,7 @@ class Service:
             failures=self.failures,
             deliveries=self.deliveries,
             schedules=self.schedules,
+            exports=self.exports,
         )
         self.sign_ins = SignIns(self._keyring, clock)
         self.progress = Progress(context, self.listing.show, ports.run_writes)
