@@ -41,6 +41,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave to `./scripts/test --all` what runs once more on the second event loop: all servers and
+    workers run on asyncio."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and callspec.params.get("anyio_backend") == "trio":
+        item.add_marker(pytest.mark.extended)
+
+
 def pytest_configure() -> None:
     """Heed SIGINT, also where a shell that ran this in the background had it ignored: the programs
     that tests start and interrupt would inherit that."""

@@ -75,6 +75,8 @@ MOST_IMAGE = 1_048_576
 RUNS_SHOWN = 20
 ROWS_READ = 200
 """Rows that a filtered page of results reads at most; then it is short, and goes on."""
+_WITHOUT_RUN = "schedule."
+"""Begins the places of scheduled jobs in a list of all callers' jobs."""
 _SEEN = 2_000
 """Runs whose pace is remembered."""
 STATES = (*(s.value for s in RunStatus if s is not RunStatus.DELETED), "paused")
@@ -215,7 +217,8 @@ class Overviews:
     ) -> JobsFound:
         """Return the next jobs that `wanted` takes, and look through MOST_LOOKED at most.
 
-        A caller's jobs come newest first, those of all callers by their latest change. Raises
+        A caller's jobs come newest first; those of all callers by the latest change of a run, and
+        then scheduled jobs that never ran. Raises
         ConveyorError(invalid_argument) for a bad cursor.
         """
         scope = f"dashboard:jobs:{caller}:{_digest(wanted)}"
@@ -258,8 +261,26 @@ class Overviews:
     async def _of_all(
         self, place: str | None, batch: int
     ) -> AsyncGenerator[tuple[JobView | None, str], None]:
-        """Yield jobs at the places of their latest runs, and None at those of earlier runs."""
-        before = None if place is None else _position(place)
+        """Yield jobs at the places of their latest runs, then scheduled jobs that never ran; None
+        at the places of earlier runs, and of scheduled jobs that were there before."""
+        place = place or ""
+        if not place.startswith(_WITHOUT_RUN):
+            async for one in self._with_runs(place, batch):
+                yield one
+        after = place.removeprefix(_WITHOUT_RUN) if place.startswith(_WITHOUT_RUN) else ""
+        while True:
+            jobs = await self._context.schedules.list_schedules(after=after, limit=batch + 1)
+            for job in jobs:
+                after = job.job_id
+                view = JobView(job, None) if job.latest_run_id is None else None
+                yield view, f"{_WITHOUT_RUN}{after}"
+            if len(jobs) <= batch:
+                return
+
+    async def _with_runs(
+        self, place: str, batch: int
+    ) -> AsyncGenerator[tuple[JobView | None, str], None]:
+        before = _position(place) if place else None
         while True:
             found = await self._context.runs.changed_runs(None, before=before, limit=batch + 1)
             for one in found:

@@ -248,6 +248,26 @@ async def test_pages_of_jobs_go_on_where_the_last_one_ended(api: Api) -> None:
     await look(api, "/dashboard/jobs")
 
 
+@pytest.mark.slow
+async def test_scheduled_jobs_that_never_ran_stand_behind_all_that_ran(api: Api) -> None:
+    plan = {"type": "scheduled", "schedule": {"rate": {"every": 15, "unit": "minute"}}}
+    never = [await api.submit(1, name=f"never {number}", **plan) for number in range(PAGE)]
+    once = await api.submit(1, name="once", **plan)
+    await api.client.post(f"/v1/jobs/{once['job_id']}/rerun")
+    for number in range(3):
+        await api.submit(1, name=f"job {number}")
+
+    first = (await api.bare.get("/dashboard/jobs.json")).json()
+    second = (await api.bare.get(f"/dashboard/jobs.json?cursor={first['next_cursor']}")).json()
+    names = [job["name"] for job in [*first["jobs"], *second["jobs"]]]
+    assert names[:4] == ["job 2", "job 1", "job 0", "once"]
+    assert names[4:] == [f"never {number}" for number in range(PAGE)]
+    assert "next_cursor" not in second
+    found = (await api.bare.get("/dashboard/jobs.json?name=never+7")).json()["jobs"]
+    assert [job["job_id"] for job in found] == [never[7]["job_id"]]
+    assert "no run yet" in (await look(api, "/dashboard/jobs?name=never+7")).text
+
+
 # -- tasks --
 
 
