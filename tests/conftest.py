@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("conveyor")
 
 
 # What is collected lives to the end, and so does nearly all that is imported. The collector of
-# cycles would look through it again and again: a quarter of the CPU of the unit tests.
+# cycles would look through it again and again, most of all while modules are collected or parsed.
 gc.disable()
 _FRESH = 50_000
 """Objects made between two looks of the collector: most are gone by then."""
