@@ -7,6 +7,7 @@ one's services.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,28 @@ _MISSING = "missing_services"
 # A busy machine makes no example wrong that takes long on it.
 hypothesis.settings.register_profile("conveyor", deadline=None)
 hypothesis.settings.load_profile("conveyor")
+
+
+# What is collected lives to the end, and so does nearly all that is imported. The collector of
+# cycles would look through it again and again, most of all while modules are collected or parsed.
+gc.disable()
+_FRESH = 50_000
+"""Objects made between two looks of the collector: most are gone by then."""
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector look through what the tests make from here on, and nothing older."""
+    gc.freeze()
+    gc.set_threshold(_FRESH, 20, 20)
+    gc.enable()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave to `./scripts/test --all` what runs once more on the second event loop: all servers and
+    workers run on asyncio."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and callspec.params.get("anyio_backend") == "trio":
+        item.add_marker(pytest.mark.extended)
 
 
 def pytest_configure() -> None:

@@ -171,6 +171,7 @@ def _app_options(
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
         inbox=inbox,
+        is_development=True,
         sessions=session_options(settings),
         tracer=tracer,
     )

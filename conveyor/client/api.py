@@ -39,6 +39,7 @@ from conveyor.client.wire import (
     LoggedDeliveryReply,
     NewKeyReply,
     RawResultsPage,
+    ReadinessReply,
     RefusalReply,
     ReplayedReply,
     RerunReply,
@@ -321,6 +322,17 @@ class Api:
                     yield StreamedRun(run, event_id)
         except httpx.RequestError:
             raise ServerUnreachable(f"lost the connection to {printable(self.address)};") from None
+
+    async def serves_development(self) -> bool:
+        """Tell whether the server has its worker in the same process; False where it does not
+        say."""
+        url = f"{self.address.removesuffix('/v1')}/readyz"
+        try:
+            response = await self._keyed.get(url, follow_redirects=False)
+            return msgspec.json.decode(response.content, type=ReadinessReply).role == "dev"
+        except (httpx.RequestError, msgspec.DecodeError):
+            # A gateway before the server may pass on /v1 alone.
+            return False
 
     async def change_run(self, job_id: str, verb: str) -> RunReply:
         """Stop, pause or resume the latest run."""

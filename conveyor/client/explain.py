@@ -22,11 +22,12 @@ ON_THE_HOST = frozenset({"worker", "admin"})
 
 class Explanation(NamedTuple):
     """The state of a job, the way to help it (empty if nothing is to be done), and the words of the
-    `conveyor` command for that."""
+    `conveyor` command for that. `program` is the command in its place where it is another one."""
 
     why: str
     helps: str = ""
     words: tuple[str, ...] = ()
+    program: str = ""
 
 
 async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> int:
@@ -35,8 +36,10 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
         job_id = await find_job(api, text)
         with about(job_id):
             job = await api.job(job_id)
-    found = explain(job)
-    help_command = ""
+        found = explain(job)
+        if found.words and found.words[0] in ON_THE_HOST and await api.serves_development():
+            found = in_development(job, found)
+    help_command = found.program
     if found.words:
         on_the_host = found.words[0] in ON_THE_HOST
         help_command = command(*found.words) if on_the_host else target.command(*found.words)
@@ -67,6 +70,14 @@ def explain(job: JobReply) -> Explanation:
     if run.live:
         return _live(job, run)
     return _ended(job, run)
+
+
+def in_development(job: JobReply, found: Explanation) -> Explanation:
+    """Explain a job of a development server, for which a command for production is no help."""
+    run = job.latest_run
+    wait = None if run is None else run.waiting
+    helps, program = _DEVELOPMENT_HELP.get("" if wait is None else wait.reason, ("", ""))
+    return Explanation(found.why, helps, program=program)
 
 
 def _without_run(job: JobReply) -> Explanation:
@@ -134,14 +145,11 @@ def _resuming(job: JobReply, wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
 
 
 def _starting(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
-    return (
-        "Start conveyor-dev again, or look why it fell silent; in production, its workers",
-        ("worker",),
-    )
+    return "Start workers, or look why they fell silent", ("worker",)
 
 
 def _checking(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
-    return "Free room, or bring the store of bodies back; in production", ("admin", "check")
+    return "Free room, or bring the store of bodies back", ("admin", "check")
 
 
 def _easing(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
@@ -158,10 +166,7 @@ def _widening(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]
 
 
 def _growing(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
-    return (
-        "More slots help: conveyor-dev --workers N, or in production more workers",
-        ("worker",),
-    )
+    return "More workers help", ("worker",)
 
 
 _HELP: dict[str, Help] = {
@@ -175,3 +180,10 @@ _HELP: dict[str, Help] = {
     RunWaitReason.SLOTS: _growing,
 }
 """By reason; the others end by themselves."""
+
+_DEVELOPMENT_HELP: dict[str, tuple[str, str]] = {
+    RunWaitReason.NO_WORKER: ("Look why its server fell silent, or start it again", "conveyor-dev"),
+    RunWaitReason.BODIES_NOT_KEPT: ("Free room on the disk of its data directory", ""),
+    RunWaitReason.SLOTS: ("It gets more slots with", "conveyor-dev --workers N"),
+}
+"""By reason, the way to help and the command, if there is one."""

@@ -165,6 +165,13 @@ class JobReply(msgspec.Struct, frozen=True, kw_only=True):
     next_scheduled_run: str | None = None
 
 
+class ReadinessReply(msgspec.Struct, frozen=True):
+    """The state of a server; `role` tells of a development server that it is one."""
+
+    status: str
+    role: str = ""
+
+
 class JobsReply(msgspec.Struct, frozen=True):
     """One page of jobs, newest first."""
 

@@ -72,8 +72,8 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is. /readyz names what is `away`. A development server has an `inbox`. Without `sessions` there
-    is no dashboard. `took` counts how long answers take.
+    is. /readyz names what is `away`. A development server says there that it is one, and has an
+    `inbox`. Without `sessions` there is no dashboard. `took` counts how long answers take.
     """
 
     allowed_hosts: Collection[str]
@@ -84,6 +84,7 @@ class AppOptions:
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
     inbox: Inbox | None = None
+    is_development: bool = False
     sessions: SessionOptions | None = None
     tracer: Tracer = NO_TRACER
     took: Histogram = field(default_factory=partial(Histogram, ANSWER))
@@ -151,7 +152,8 @@ def _routes(
         has_metrics=registry is not None,
         has_dashboard=options.sessions is not None,
     )
-    for path, answer in {**server_routes(registry, ready, options.away), **pages}.items():
+    served = server_routes(registry, ready, options.away, is_development=options.is_development)
+    for path, answer in {**served, **pages}.items():
         routes.append(Route(path, answer, methods=["GET"]))
     if options.inbox is not None:
         routes += options.inbox.routes()
@@ -183,6 +185,7 @@ def _endpoint(
         await check_rate_limit(options.rate_limit, caller.caller_id)
         handler = handlers["GET" if request.method == "HEAD" else request.method]
         with options.body_memory.admitted(request, caller.caller_id) as admitted:
-            return await handler(RequestContext(admitted, service, caller))
+            accepted = partial(options.api_keys.knows, caller.api_key)
+            return await handler(RequestContext(admitted, service, caller, accepted))
 
     return answer

@@ -6,7 +6,7 @@ The API serves them below /v1; the pages mount `event_stream` at an address of t
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -40,12 +40,14 @@ async def event_stream(
     job_id: str | None = None,
     run_id: str | None = None,
     named: Collection[tuple[str, str]] = (),
+    accepted: Callable[[], bool] = lambda: True,
 ) -> Response:
     """Answer with the events of one run, or of the runs that changed last and of those `named` by
     their job and run ids.
 
-    A `caller_id` of None sees the runs of all callers. The page of live numbers mounts this at
-    /dashboard/events, with the viewer's caller. Raises ConveyorError: not_found; rate_limited;
+    A `caller_id` of None sees the runs of all callers. The stream ends once its reader is not
+    `accepted` any more. The page of live numbers mounts this at /dashboard/events, with the
+    viewer's caller. Raises ConveyorError: not_found; rate_limited;
     unavailable while the server stops.
     """
     last = last_event_id(request)
@@ -53,6 +55,7 @@ async def event_stream(
         watcher = await service.progress.watch_run(caller_id, job_id, run_id, last=last)
     else:
         watcher = await service.progress.watch_all(caller_id, last=last, named=named)
+    watcher.accepted = accepted
     if request.method == "HEAD":
         with watcher:
             return Response(headers=HEADERS, media_type=STREAM_TYPE)
@@ -109,13 +112,18 @@ def _run_events(snapshot: RunSnapshot) -> bytes:
 async def run_events(call: RequestContext) -> Response:
     """Stream the progress of a run."""
     return await event_stream(
-        call.request, call.service, call.caller_id, job_id=call.job_id, run_id=call.named_run_id
+        call.request,
+        call.service,
+        call.caller_id,
+        job_id=call.job_id,
+        run_id=call.named_run_id,
+        accepted=call.accepted,
     )
 
 
 async def all_events(call: RequestContext) -> Response:
     """Stream the progress of the caller's runs."""
-    return await event_stream(call.request, call.service, call.caller_id)
+    return await event_stream(call.request, call.service, call.caller_id, accepted=call.accepted)
 
 
 STREAM_ROUTES: dict[str, dict[str, Handler]] = {

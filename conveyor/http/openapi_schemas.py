@@ -468,7 +468,19 @@ _BY_HAND: dict[str, Schema] = {
         },
         "A task that was refused.",
     ),
-    "ServerStatus": _object("status", {"status": _text("One word.")}, "How the server is."),
+    "ServerStatus": _object(
+        "status",
+        {
+            "status": _text("One word."),
+            "role": _text("`dev` for a development server, whose worker is in the same process."),
+            "away": {
+                "type": "array",
+                "description": "The services that do not answer.",
+                "items": {"type": "string"},
+            },
+        },
+        "How the server is.",
+    ),
 }
 """Answers without a struct in the service."""
 

@@ -77,9 +77,11 @@ class PathIds:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext(PathIds):
-    """The argument of a handler."""
+    """The argument of a handler. `accepted` tells whether the caller's key still is, for what goes
+    on after the call."""
 
     caller: Caller
+    accepted: Callable[[], bool]
 
     @property
     def caller_id(self) -> str:

@@ -23,6 +23,9 @@ from conveyor.http.middleware import ProblemResponses, RequestId, routing_proble
 from conveyor.http.openapi import document
 from conveyor.ports.clock import Clock
 
+DEVELOPMENT = "dev"
+"""The role of a server that has its worker in the same process."""
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 _OPENAPI = msgspec.json.format(msgspec.json.encode(document()), indent=1)
@@ -32,12 +35,15 @@ def server_routes(
     registry: CollectorRegistry | None,
     ready: Callable[[], bool],
     away: Callable[[], Sequence[str]] = tuple,
+    *,
+    is_development: bool = False,
 ) -> dict[str, Endpoint]:
     """Map paths to handlers of GET; /metrics exists only with a registry.
 
     /readyz names the services that are `away` but stays positive: no other process can reach them
-    either.
+    either. It tells of a development server that it is one.
     """
+    told = {"status": "ready", **({"role": DEVELOPMENT} if is_development else {})}
 
     async def healthz(_request: Request) -> Response:
         return _json(b'{"status":"alive"}')
@@ -50,7 +56,7 @@ def server_routes(
                 retry_after=1,
             )
         silent = {"away": list(away())} if away() else {}
-        return _json(msgspec.json.encode({"status": "ready", **silent}))
+        return _json(msgspec.json.encode({**told, **silent}))
 
     async def openapi(_request: Request) -> Response:
         return _json(_OPENAPI)

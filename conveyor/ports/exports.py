@@ -60,6 +60,10 @@ class ExportRequests(ExportLookup, Protocol):
         """Write a new export. Raises ConveyorError(not_found) if its run is deleted or gone."""
         ...
 
+    async def latest_exports(self, job_id: str, run_id: str, *, limit: int) -> list[Export]:
+        """Return the newest exports of a run, the newest first, expired ones included."""
+        ...
+
 
 class ExportTouches(Protocol):
     """Notes that an export still waits or is worked on, for workers and the sweeper."""

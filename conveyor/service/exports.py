@@ -20,6 +20,9 @@ from conveyor.service.schemas import (
     start_export_body,
 )
 
+EXPORTS_SHOWN = 10
+"""Exports that the page of a run lists: the newest."""
+
 
 class Download(msgspec.Struct, frozen=True):
     """A finished export to send: its pieces, its size in bytes, its format and its name."""
@@ -78,6 +81,12 @@ class RunExports:
         if export.status is ExportStatus.COMPLETED:
             link = await self._link(target, export)
         return export_body(export, download_url=link)
+
+    async def latest(self, job_id: str, run_id: str) -> list[ExportBody]:
+        """Return the newest exports of a run that may be shown, without links to their files."""
+        found = await self._exports.latest_exports(job_id, run_id, limit=EXPORTS_SHOWN)
+        now = self._context.clock.now()
+        return [export_body(one, download_url=None) for one in found if one.expires_at > now]
 
     async def download(self, target: ExportTarget, *, expires: str, signature: str) -> Download:
         """Open the export of a signed link.

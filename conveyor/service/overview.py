@@ -28,6 +28,7 @@ from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import RunPosition
 from conveyor.service.context import Context
 from conveyor.service.deliveries import DeliveryQueries
+from conveyor.service.exports import RunExports
 from conveyor.service.failures import Failures, parse_groups
 from conveyor.service.links import LinkSigner
 from conveyor.service.page_schemas import (
@@ -74,6 +75,8 @@ MOST_IMAGE = 1_048_576
 RUNS_SHOWN = 20
 ROWS_READ = 200
 """Rows that a filtered page of results reads at most; then it is short, and goes on."""
+_WITHOUT_RUN = "schedule."
+"""Begins the places of scheduled jobs in a list of all callers' jobs."""
 _SEEN = 2_000
 """Runs whose pace is remembered."""
 STATES = (*(s.value for s in RunStatus if s is not RunStatus.DELETED), "paused")
@@ -151,6 +154,7 @@ class Overviews:
         failures: Failures,
         deliveries: DeliveryQueries,
         schedules: JobSchedules,
+        exports: RunExports,
     ) -> None:
         self._context = context
         self._cursors = cursors
@@ -158,6 +162,7 @@ class Overviews:
         self._failures = failures
         self._deliveries = deliveries
         self._schedules = schedules
+        self._exports = exports
         self._paces = Paces()
 
     async def owner(self, caller: str | None, job_id: str) -> str:
@@ -213,7 +218,8 @@ class Overviews:
     ) -> JobsFound:
         """Return the next jobs that `wanted` takes, and look through MOST_LOOKED at most.
 
-        A caller's jobs come newest first, those of all callers by their latest change. Raises
+        A caller's jobs come newest first; those of all callers by the latest change of a run, and
+        then scheduled jobs that never ran. Raises
         ConveyorError(invalid_argument) for a bad cursor.
         """
         scope = f"dashboard:jobs:{caller}:{_digest(wanted)}"
@@ -256,8 +262,26 @@ class Overviews:
     async def _of_all(
         self, place: str | None, batch: int
     ) -> AsyncGenerator[tuple[JobView | None, str], None]:
-        """Yield jobs at the places of their latest runs, and None at those of earlier runs."""
-        before = None if place is None else _position(place)
+        """Yield jobs at the places of their latest runs, then scheduled jobs that never ran; None
+        at the places of earlier runs, and of scheduled jobs that were there before."""
+        place = place or ""
+        if not place.startswith(_WITHOUT_RUN):
+            async for one in self._with_runs(place, batch):
+                yield one
+        after = place.removeprefix(_WITHOUT_RUN) if place.startswith(_WITHOUT_RUN) else ""
+        while True:
+            jobs = await self._context.schedules.list_schedules(after=after, limit=batch + 1)
+            for job in jobs:
+                after = job.job_id
+                view = JobView(job, None) if job.latest_run_id is None else None
+                yield view, f"{_WITHOUT_RUN}{after}"
+            if len(jobs) <= batch:
+                return
+
+    async def _with_runs(
+        self, place: str, batch: int
+    ) -> AsyncGenerator[tuple[JobView | None, str], None]:
+        before = _position(place) if place else None
         while True:
             found = await self._context.runs.changed_runs(None, before=before, limit=batch + 1)
             for one in found:
@@ -363,7 +387,7 @@ class Overviews:
         """Return the workers that said a word lately; a caller sees the lanes of their own runs."""
         reports = await self._context.workers.all()
         live = await self._context.runs.changed_runs(caller, before=None, limit=_BATCH, live=True)
-        jobs = {one.run.run_id: one.job.job_id for one in live}
+        jobs = {one.run.run_id: one.job for one in live}
         now = self._context.clock.now()
         return WorkersPage(
             [_worker_line(report, jobs, now, every=caller is None) for report in reports]
@@ -397,6 +421,7 @@ class Overviews:
             shape=run.stats.shape,
             rerun_of=present(run.rerun_of),
             groups=groups,
+            exports=await self._exports.latest(job_id, run.run_id),
             runs=[run_body(one, waits=waits) for one in runs[:RUNS_SHOWN]],
             has_more_runs=len(runs) > RUNS_SHOWN,
             has_webhook=view.job.webhook is not None,
@@ -587,8 +612,9 @@ def _in_flight(reports: Sequence[WorkerReport], own: set[str] | None) -> int:
 
 
 def _worker_line(
-    report: WorkerReport, jobs: dict[str, str], now: int, *, every: bool
+    report: WorkerReport, jobs: dict[str, Job], now: int, *, every: bool
 ) -> WorkerLine:
+    lanes = [(lane, jobs.get(lane.run_id)) for lane in report.lanes]
     return WorkerLine(
         worker_id=report.worker_id,
         version=report.version,
@@ -602,7 +628,8 @@ def _worker_line(
         lanes=[
             LaneLine(
                 run_id=lane.run_id,
-                job_id=present(jobs.get(lane.run_id)),
+                job_id=UNSET if job is None else job.job_id,
+                name=UNSET if job is None else present(job.name),
                 in_flight=lane.in_flight,
                 buffered=lane.buffered,
                 permits=lane.permits,
@@ -611,8 +638,8 @@ def _worker_line(
                 since=rfc3339(lane.since) if lane.since else UNSET,
                 until=UNSET if lane.until is None else rfc3339(lane.until),
             )
-            for lane in report.lanes
-            if every or lane.run_id in jobs
+            for lane, job in lanes
+            if every or job is not None
         ],
         lanes_left_out=report.lanes_left_out,
     )

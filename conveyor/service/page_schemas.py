@@ -14,6 +14,7 @@ from conveyor.domain.result_shape import ResultShape
 from conveyor.service.schemas import (
     DeliveriesPage,
     EventBody,
+    ExportBody,
     FailureGroupBody,
     FireRecordBody,
     JobScheduleBody,
@@ -59,10 +60,12 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as a worker has it in hand; `job_id` is there where the run is among the latest."""
+    """A run as a worker has it in hand; the id and `name` of its job are there where the run is
+    among the latest."""
 
     run_id: str
     job_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
     in_flight: int
     buffered: int
     permits: int
@@ -141,6 +144,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     shape: ResultShape
     rerun_of: str | UnsetType = UNSET
     groups: list[FailureGroupBody]
+    exports: list[ExportBody]
     runs: list[RunBody]
     has_more_runs: bool
     has_webhook: bool

@@ -78,13 +78,17 @@ Words = AsyncIterator[RunSnapshot | StreamWord]
 
 
 class Watcher:
-    """One stream, to be entered for as long as it is read. `cut` breaks its connection off."""
+    """One stream, to be entered for as long as it is read. `cut` breaks its connection off.
+
+    It says good-bye before its next word once its reader is not `accepted` any more.
+    """
 
     def __init__(
         self, caller: str | None, release: Callable[[Watcher], None], *, ends: bool, last: int
     ) -> None:
         self.caller = caller
         self.cut: Callable[[], None] = lambda: None
+        self.accepted: Callable[[], bool] = lambda: True
         self._release = release
         self._ends = ends
         self._last = last
@@ -129,11 +133,13 @@ class Watcher:
         """Yield what there is to tell, as it comes, to the end. Numbers only grow."""
         if self._first is not None:
             async for word in self._first:
-                if self._closes:
+                if self._closes or not self.accepted():
                     break
                 yield self._numbered(word)
         while not self._closes:
             self._woken = anyio.Event()
+            if (self._pending or self._beats) and not self.accepted():
+                break
             if self._pending:
                 snapshot = self._pending.pop(next(iter(self._pending)))
                 yield self._numbered(snapshot)

@@ -415,7 +415,7 @@ def _shape_body(shape: ResultShape) -> ShapeBody | UnsetType:
 
 
 def failures_body(run_id: str, found: FailureGroups) -> FailuresBody:
-    """Show the failure groups of a run; what is in none of them as one more, the last."""
+    """Show the failure groups of a run, the largest first; what is in none of them as one more."""
     groups = [
         FailureGroupBody(
             group=group.group_id,
@@ -432,6 +432,8 @@ def failures_body(run_id: str, found: FailureGroups) -> FailuresBody:
     ]
     if found.other:
         groups.append(FailureGroupBody(group=OTHER_GROUP, count=found.other))
+    # Sorting is stable: groups of one size keep their order, and `other` stands behind them.
+    groups.sort(key=lambda group: -group.count)
     return FailuresBody(run_id, found.failed, groups)
 
 

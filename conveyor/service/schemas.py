@@ -560,7 +560,7 @@ class FailuresBody(Struct, frozen=True):
     failed: Annotated[int, _count("Failed tasks of the run.")]
     groups: Annotated[
         list[FailureGroupBody],
-        Meta(description=f"The largest first, at most {MOST_GROUPS}; then `{OTHER_GROUP}`."),
+        Meta(description=f"The largest first: at most {MOST_GROUPS}, and `{OTHER_GROUP}`."),
     ]
 
 

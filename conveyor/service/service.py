@@ -39,6 +39,10 @@ def _limits(options: ServiceOptions) -> Limits:
     )
 
 
+def _keyring(ports: ApiPorts, options: ServiceOptions) -> Keyring:
+    return derive_keyring([ports.root_secret, *options.older_secrets], ports.sealing_secrets)
+
+
 def _context(
     ports: ApiPorts,
     options: ServiceOptions,
@@ -91,9 +95,7 @@ class Service:
         outages: Callable[[], Sequence[Outage]] = tuple,
     ) -> None:
         self.options = options
-        self._keyring = derive_keyring(
-            [ports.root_secret, *options.older_secrets], ports.sealing_secrets
-        )
+        self._keyring = _keyring(ports, options)
         context = _context(ports, options, clock, self._keyring, outages)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = _once(ports, options, clock)
@@ -128,6 +130,7 @@ class Service:
             failures=self.failures,
             deliveries=self.deliveries,
             schedules=self.schedules,
+            exports=self.exports,
         )
         self.sign_ins = SignIns(self._keyring, clock)
         self.progress = Progress(context, self.listing.show, ports.run_writes)

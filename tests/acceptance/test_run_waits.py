@@ -74,6 +74,8 @@ def test_slots_that_are_taken_and_a_pause_that_comes_first(tmp_path: Path) -> No
         assert run["waiting"]["detail"] == (
             "every slot is taken: 4 slots of 1 worker, 0 of them by this run"
         )
+        explained = conveyor(server, "explain", job, "--json")
+        assert json.loads("".join(explained.out))["command"] == "conveyor-dev --workers N"
         assert wire.ask("POST", f"/jobs/{job}/pause")["waiting"]["reason"] == R.PAUSED
         told(wire, server.base_url, job, R.PAUSED)
         assert wire.ask("POST", f"/jobs/{job}/resume")["waiting"]["reason"] == R.SLOTS

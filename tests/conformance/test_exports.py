@@ -162,6 +162,23 @@ async def test_expired_exports_are_found_whatever_became_of_them(
     assert await exports.expired_exports(now=world.now, limit=1) == found[:1]
 
 
+async def test_the_newest_exports_of_a_run_are_listed(
+    exports: Exports, world: World, run: tuple[str, str]
+) -> None:
+    other = await world.submit(1)
+    assert await exports.latest_exports(*run, limit=3) == []
+    made = []
+    for _ in range(4):
+        made.append(await create(exports, world, run))
+        await create(exports, world, other)
+        await world.clock.advance(1)
+    gone = made.pop(2)
+    await exports.drop_export(gone.export_id)
+    assert await exports.latest_exports(*run, limit=2) == [made[2], made[1]]
+    assert await exports.latest_exports(*run, limit=10) == made[::-1]
+    assert await exports.latest_exports(other[0], run[1], limit=10) == []
+
+
 async def test_a_dropped_export_is_gone(
     exports: Exports, world: World, run: tuple[str, str]
 ) -> None:

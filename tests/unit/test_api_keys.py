@@ -7,6 +7,7 @@ import logging
 import os
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 
@@ -16,7 +17,9 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.auth import AnyKey, ApiKeys, Operator, open_api_keys, open_operator_keys
 from conveyor.service import Service, ServiceOptions
+from conveyor.service.progress import BEAT
 from conveyor.testing.clock import FakeClock
+from tests.unit.http_api import open_api
 from tests.webhooks import loopback_webhooks
 
 ORIGIN = "http://127.0.0.1:9000"
@@ -180,6 +183,37 @@ async def test_an_api_without_a_registry_shows_no_metrics(tmp_path: Path) -> Non
 
     assert found["metrics"].status_code == 404
     assert found["readyz"].status_code == 200
+
+
+async def test_the_stream_of_a_key_that_is_withdrawn_ends(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{key_hash(ALICE)}\n{key_hash(BOB)}\n")
+    async with (
+        open_api(tmp_path / "data", api_keys=open_api_keys(str(file))) as api,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(api.service.progress.run)
+        told: dict[str, str] = {}
+
+        async def listen(name: str, client: httpx.AsyncClient, path: str) -> None:
+            told[name] = (await client.get(path)).text
+
+        job = await api.submit(1)
+        run = f"/v1/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/events"
+        group.start_soon(listen, "run", api.client, run)
+        group.start_soon(listen, "all", api.client, "/v1/events")
+        group.start_soon(listen, "other", api.foreign, "/v1/events")
+        while api.service.progress.streams < 3:
+            await anyio.lowlevel.checkpoint()
+        file.write_text(f"{key_hash(BOB)}\n")
+        await anyio.wait_all_tasks_blocked()
+        await api.clock.advance(BEAT)
+        while len(told) < 2:
+            await anyio.lowlevel.checkpoint()
+        assert told.keys() == {"run", "all"}
+        assert all(text.endswith("event: bye\ndata: {}\n\n") for text in told.values())
+        assert api.service.progress.streams == 1
+        group.cancel_scope.cancel()
 
 
 # -- operators --

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.client.explain import explain
+from conveyor.client.explain import ON_THE_HOST, explain, in_development
 from conveyor.client.wire import JobReply, RunReply, RunWaitReply, ScheduleReply, StatsReply
 from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
 
@@ -51,6 +51,17 @@ def test_a_paused_fleet_is_not_helped_by_resuming_a_job() -> None:
 def test_slots_of_a_development_server_are_told_of_too() -> None:
     wait = RunWaitReply(reason=RunWaitReason.SLOTS, detail="every slot is taken")
     assert "conveyor-dev --workers N" in explain(job(run(waiting=wait))).helps
+
+
+@pytest.mark.parametrize("reason", RunWaitReason)
+def test_no_command_for_production_helps_a_development_server(reason: RunWaitReason) -> None:
+    found = job(run(waiting=RunWaitReply(reason=reason, detail="it waits")))
+    explained = explain(found)
+    if explained.words[0] in ON_THE_HOST:
+        told = in_development(found, explained)
+        assert (told.why, told.words) == (explained.why, ())
+        assert told.helps
+        assert not told.program or told.program.startswith("conveyor-dev")
 
 
 SCHEDULE = ScheduleReply(at="2026-01-01T00:00:00Z")

@@ -206,8 +206,8 @@ async def test_the_remainder_is_no_group_of_the_reason_other(api: Api) -> None:
     page = await api.service.overviews.run(caller, job["job_id"], task.run_id)
     [group] = page.groups
     groups = [
-        msgspec.structs.replace(group, reason="other", count=2),
         FailureGroupBody(group=OTHER_GROUP, count=5),
+        msgspec.structs.replace(group, reason="other", count=2),
     ]
     html = shown_run(msgspec.structs.replace(page, groups=groups))
     titles = re.findall(r"<h3><a [^>]*>([^<]*)</a>", html)

@@ -12,11 +12,13 @@ import httpx
 import pytest
 
 from conveyor.domain.model import Problem
+from conveyor.domain.run_waits import LaneReport, WorkerReport
 from conveyor.http.pages.bodies import MOST_SHOWN
 from conveyor.http.pages.routes import PAGE_HEADERS, PAGES, PREVIEW_HEADERS
 from conveyor.http.pages.session import SessionOptions
 from conveyor.http.pages.views import duration, pace, percent, size
 from conveyor.records.blob_keys import result_key
+from conveyor.service.exports import EXPORTS_SHOWN
 from conveyor.service.overview import MOST_IMAGE, MOST_PREVIEWED, PAGE
 from tests.unit.http_api import Api, open_api, problem_of
 
@@ -246,7 +248,72 @@ async def test_pages_of_jobs_go_on_where_the_last_one_ended(api: Api) -> None:
     await look(api, "/dashboard/jobs")
 
 
+@pytest.mark.slow
+async def test_scheduled_jobs_that_never_ran_stand_behind_all_that_ran(api: Api) -> None:
+    plan = {"type": "scheduled", "schedule": {"rate": {"every": 15, "unit": "minute"}}}
+    never = [await api.submit(1, name=f"never {number}", **plan) for number in range(PAGE)]
+    once = await api.submit(1, name="once", **plan)
+    await api.client.post(f"/v1/jobs/{once['job_id']}/rerun")
+    for number in range(3):
+        await api.submit(1, name=f"job {number}")
+
+    first = (await api.bare.get("/dashboard/jobs.json")).json()
+    second = (await api.bare.get(f"/dashboard/jobs.json?cursor={first['next_cursor']}")).json()
+    names = [job["name"] for job in [*first["jobs"], *second["jobs"]]]
+    assert names[:4] == ["job 2", "job 1", "job 0", "once"]
+    assert names[4:] == [f"never {number}" for number in range(PAGE)]
+    assert "next_cursor" not in second
+    found = (await api.bare.get("/dashboard/jobs.json?name=never+7")).json()["jobs"]
+    assert [job["job_id"] for job in found] == [never[7]["job_id"]]
+    assert "no run yet" in (await look(api, "/dashboard/jobs?name=never+7")).text
+
+
 # -- tasks --
+
+
+async def test_a_run_lists_its_last_exports(api: Api) -> None:
+    job = await api.submit(1)
+    path = f"/v1/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/exports"
+    page = f"/dashboard/jobs/{job['job_id']}"
+    assert "Exports of this run" not in (await look(api, page)).text
+    asked = []
+    for kind in ("zip", "csv", *["jsonl"] * (EXPORTS_SHOWN - 1)):
+        answer = await api.client.post(path, params={"format": kind})
+        asked.append(answer.json()["export_id"])
+        await api.clock.advance(1)
+    shown = (await look(api, page)).text
+    assert re.findall(r'/exports/(\w+)">(\w+)<', shown) == [
+        *((export_id, "jsonl") for export_id in asked[:1:-1]),
+        (asked[1], "csv"),
+    ]
+    await api.clock.advance(api.service.options.export_ttl)
+    assert (await api.bare.get(f"{page}.json")).json()["exports"] == []
+
+
+async def test_workers_name_the_jobs_that_they_have_in_hand(api: Api) -> None:
+    named, other = await api.submit(1, name="<b>shop"), await api.submit(1)
+    runs = [job["latest_run"]["run_id"] for job in (named, other)]
+    now = api.clock.now()
+    report = WorkerReport(
+        worker_id="W",
+        version="1.0",
+        started_at=now,
+        said_at=now,
+        heartbeat=5.0,
+        slots=4,
+        in_use=1,
+        lanes=tuple(LaneReport(run_id=run_id) for run_id in (*runs, ULID)),
+    )
+    await api.binding.workers.say(report)
+    shown = (await look(api, "/dashboard/workers")).text
+    assert shown.count("&lt;b&gt;shop") == 1
+    [worker] = (await api.bare.get("/dashboard/workers.json")).json()["workers"]
+    lanes = [(lane["run_id"], lane.get("job_id"), lane.get("name")) for lane in worker["lanes"]]
+    assert lanes == [
+        (runs[0], named["job_id"], "<b>shop"),
+        (runs[1], other["job_id"], None),
+        (ULID, None, None),
+    ]
 
 
 async def test_custom_headers_are_masked(api: Api) -> None:

@@ -110,8 +110,8 @@ async def test_what_is_of_too_many_kinds_is_one_more_group(api: Api) -> None:
     body = await failures(api, job)
 
     assert len(body["groups"]) == MOST_GROUPS + 1
-    assert body["groups"][0]["count"] == 2
-    assert body["groups"][-1] == {"group": OTHER_GROUP, "count": 3}
+    assert body["groups"][0] == {"group": OTHER_GROUP, "count": 3}
+    assert [group["count"] for group in body["groups"][1:3]] == [2, 1]
     others = await rows(api, job, status="failed", group=OTHER_GROUP)
     assert len(others) == 3
     answer = await rerun(api, job, status="failed", group=OTHER_GROUP)

@@ -119,14 +119,17 @@ async def test_the_run_says_why_it_waits(tmp_path: Path, caplog: pytest.LogCaptu
         assert "never_answered" not in outage
         assert (await world.get(f"/v1/jobs/{run['job_id']}"))["latest_run"]["outage"] == outage
         ready = await world.client.get("/readyz")
-        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "away": ["gateway"]})
+        assert (ready.status_code, ready.json()) == (
+            200,
+            {"status": "ready", "role": "dev", "away": ["gateway"]},
+        )
         metrics = (await world.client.get("/metrics")).text
         assert "conveyor_away 1.0" in metrics
         assert 'conveyor_outages_total{shared="gateway"} 1.0' in metrics
 
         await world.until(lambda: world.gateway.answers == 20, limit=60.0)
         assert "outage" not in await world.ended(run)
-        assert (await world.get("/readyz")) == {"status": "ready"}
+        assert (await world.get("/readyz")) == {"status": "ready", "role": "dev"}
     told = [one.getMessage() for one in caplog.records if "gateway" in one.getMessage()]
     assert [line.partition(" ")[2].partition(":")[0] for line in told] == [
         "gateway http",

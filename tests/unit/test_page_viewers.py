@@ -75,6 +75,28 @@ def cookie_of(answer: Response) -> str:
     return found[COOKIE].value
 
 
+async def test_what_goes_on_is_asked_for_the_sign_in_anew(api: Api, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{key_hash(KEY)}\n{key_hash(OTHER_KEY)}\n")
+    options = SessionOptions(on_loopback=True)
+    made = Sessions(api.service, api.clock, options, api_keys=open_api_keys(str(file)))
+    requests = [request(PUBLIC, signed_in(made, key)) for key in (KEY, OTHER_KEY)]
+    viewers = [await made.identify(one) for one in requests]
+    local = await made.identify(request(LOCAL))
+
+    def seen() -> list[bool]:
+        pairs = zip(requests, viewers, strict=True)
+        return [viewer is not None and made.still_sees(one, viewer) for one, viewer in pairs]
+
+    assert seen() == [True, True]
+    file.write_text(f"{key_hash(OTHER_KEY)}\n")
+    assert seen() == [False, True]
+    await api.clock.advance(LONGEST_SIGN_IN + 1)
+    assert seen() == [False, False]
+    assert local is not None
+    assert made.still_sees(request(LOCAL), local)
+
+
 # -- this machine --
 
 

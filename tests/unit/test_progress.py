@@ -326,6 +326,28 @@ async def test_a_silent_stream_says_something_each_fifteen_seconds(tmp_path: Pat
 
 
 @pytest.mark.slow
+async def test_a_reader_who_is_not_accepted_any_more_is_told_nothing_further(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as served:
+        api, accepted = served.api, [True]
+        job = await api.submit(2)
+        readers = [await served.watch(job), await served.watch(await api.submit(1))]
+        for reader in readers:
+            reader.watcher.accepted = lambda: accepted[0]
+        await served.passes(POLL)
+        accepted[0] = False
+        [first, _] = await api.tasks_of(job["latest_run"]["run_id"])
+        await api.fail(first.run_id, first.task_id)
+        await served.passes(POLL)
+        assert [len(reader.snapshots) for reader in readers] == [1, 1]
+        assert [len(reader.words) for reader in readers] == [2, 1]
+        await served.passes(BEAT)
+        assert [reader.words[-1] for reader in readers] == [StreamWord.BYE] * 2
+        assert served.service.progress.streams == 0
+
+
+@pytest.mark.slow
 async def test_a_stream_tells_of_the_runs_that_it_names_however_many_changed_since(
     tmp_path: Path,
 ) -> None:

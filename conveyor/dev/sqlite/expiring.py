@@ -64,6 +64,11 @@ class SqliteExports(Exports):
         found = await self._select("WHERE export_id = ?", export_id)
         return found[0] if found else None
 
+    async def latest_exports(self, job_id: str, run_id: str, *, limit: int) -> list[Export]:
+        return await self._select(
+            "WHERE run_id = ? AND job_id = ? ORDER BY export_id DESC LIMIT ?", run_id, job_id, limit
+        )
+
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
         sql = (
             "UPDATE exports SET status = 'running', updated_at = max(updated_at, :now) "

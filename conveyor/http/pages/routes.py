@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from anyio import to_thread
 from msgspec import Struct
@@ -434,7 +435,13 @@ class Dashboard:
         if viewer is None:
             return self.stranger(request, as_json=True)
         named = named_runs(request.query_params.getlist("run"))
-        answer = await event_stream(request, self._service, viewer.caller_id, named=named)
+        answer = await event_stream(
+            request,
+            self._service,
+            viewer.caller_id,
+            named=named,
+            accepted=partial(self._viewers.still_sees, request, viewer),
+        )
         answer.headers.update(EVENT_HEADERS)
         return answer
 

@@ -76,13 +76,14 @@ class Sessions:
 
         Raises ConveyorError(rate_limited) as the API does.
         """
-        if self._is_local(request):
-            return _LOCAL
-        api_key = self._service.sign_ins.open(request.cookies.get(COOKIE, ""))
-        viewer = None if api_key is None else self._viewer(api_key)
+        viewer = self._present(request)
         if viewer is not None and viewer.caller_id is not None:
             await check_rate_limit(self._rate_limit, viewer.caller_id)
         return viewer
+
+    def still_sees(self, request: Request, viewer: Viewer) -> bool:
+        """Ask for the sign-in and the key anew."""
+        return self._present(request) == viewer
 
     def keeps_cookies(self, request: Request) -> bool:
         """Tell whether the browser will keep the cookie of a sign-in, which is for https alone."""
@@ -137,6 +138,12 @@ class Sessions:
             raise ConveyorError(
                 ErrorCode.PERMISSION_DENIED, "the form is of another session: load the page again"
             )
+
+    def _present(self, request: Request) -> Viewer | None:
+        if self._is_local(request):
+            return _LOCAL
+        api_key = self._service.sign_ins.open(request.cookies.get(COOKIE, ""))
+        return None if api_key is None else self._viewer(api_key)
 
     def _is_local(self, request: Request) -> bool:
         return self._options.on_loopback and is_local(request.headers)

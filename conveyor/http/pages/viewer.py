@@ -31,6 +31,11 @@ class Viewers(Protocol):
         """Return the viewer of a request; None if the person has to sign in first."""
         ...
 
+    def still_sees(self, request: Request, viewer: Viewer) -> bool:
+        """Tell whether the person of a request sees what `viewer` does, for what goes on after
+        it."""
+        ...
+
     def token(self, request: Request) -> str:
         """Return the token that forms on a page carry, by which they are known as the viewer's."""
         ...

@@ -144,6 +144,18 @@ class DynamoExports:
         item = await self._table.get(export_item_key(export_id))
         return None if item is None else _read_export(item)
 
+    async def latest_exports(self, job_id: str, run_id: str, *, limit: int) -> list[Export]:
+        mark = export_mark_key(job_id, run_id, "")
+        found: list[Key] = []
+        marks = Query(mark.pk, begins_with=mark.sk, keys_only=True, forward=False, limit=limit)
+        async for page in self._table.pages(marks):
+            found += [export_item_key(key.sk.rpartition("#")[2]) for key in keys_of(page.items)]
+            if len(found) >= limit:
+                break
+        items = await self._table.get_many(found[:limit])
+        exports = decode_intact(_read_export, items.values())
+        return sorted(exports, key=lambda export: export.export_id, reverse=True)
+
     async def begin_export(self, export_id: str, *, now: int) -> Export | None:
         return await self._move(export_id, now=now, status=ExportStatus.RUNNING)
 
