@@ -541,6 +541,7 @@ def _task_handler(
             gateway_timeout=settings.gateway_timeout,
             max_result_bytes=settings.max_result_bytes,
             max_interruptions=settings.max_interruptions,
+            pack_bodies=settings.pack_bodies,
         ),
     )
 

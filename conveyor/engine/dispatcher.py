@@ -220,6 +220,8 @@ class Dispatcher:
         """Begin to stop: receive nothing more, and give up the claims that wait for a slot."""
         self._stopping = True
         self._policy.draining = True
+        if self._stages is not None:
+            self._stages.hurry()
         self._drained.set()
         self._timer_wake.set()
         for lane in self.lanes:
@@ -562,9 +564,12 @@ class Dispatcher:
             if message.permit:
                 await self._policy.discharge(lane, message.permit)
         finally:
-            if not message.has_slot:
-                self._planner.take_slot(lane)
-            self._planner.free(lane, 1)
+            if message.is_kept:
+                lane.kept -= 1
+            else:
+                if not message.has_slot:
+                    self._planner.take_slot(lane)
+                self._planner.free(lane, 1)
             if lane.closed:
                 with anyio.CancelScope(shield=True):
                     await self._tidy(lane)
@@ -620,6 +625,8 @@ class Dispatcher:
     async def _finish(self, messages: list[InHand]) -> None:
         """Settle what was answered, and conclude each message."""
         assert self._stages is not None
+        if self._stages.gathers:
+            await self._keep(messages)
         results: Sequence[Outcome | Exception]
         try:
             held = [one.held for one in messages if one.held is not None]
@@ -641,14 +648,24 @@ class Dispatcher:
                 log_failure(_log, "an answer could not be dealt with", error)
         self._wake_one()
 
+    async def _keep(self, messages: Sequence[InHand]) -> None:
+        """Give the permits of messages back whose calls have ended, and keep the messages."""
+        for message in messages:
+            permit, message.permit = message.permit, ""
+            message.is_kept = True
+            self._planner.keep(message.lane)
+            discharge = partial(self._policy.discharge, message.lane, permit)
+            await log_and_continue(_log, "a permit was not given back", discharge)
+            self._wake_one()
+
     def _tries_again(self, message: InHand, error: Exception) -> bool:
         """Begin to wait until a message is worked once more, with its permit in hand; return False
-        if it is to be hidden."""
+        if it is to be hidden, as one is that has no permit any more."""
         message.tries += 1
         pause = pause_in_place(
             error,
             message.tries,
-            keeps=lambda: not self._stopping,
+            keeps=lambda: not (message.is_kept or self._stopping),
             away=partial(self._rest, message.lane),
         )
         if pause is None or self._workers is None:

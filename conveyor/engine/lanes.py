@@ -32,13 +32,14 @@ class Lane:
     """One queue and its state.
 
     `busy` counts messages asked for, waiting for a slot or in work; `unsettled` those of them whose
-    call has ended; `admitted` those that hold a permit. `buffer` holds messages received beyond the
-    permits, each with the moment it came; `refilling` counts those asked for to fill it. `scopes`
-    are the calls under way. `empties` counts empty receives in a row, since `empty_since`. The lane
-    is not polled before `not_before`; its queue is lost since `lost_since`, if it is, and was last
-    missing at `lost_at`. All moments are monotonic seconds. A closed lane ends with its last
-    message. The queue of a `dropped` lane is gone, or going, because its run has ended. A claim
-    that was being made when `withdrawals` grew is given up.
+    call has ended; `admitted` those that hold a permit. `kept` counts messages in hand beside
+    those: their calls have ended, and their permits are back. `buffer` holds messages received
+    beyond the permits, each with the moment it came; `refilling` counts those asked for to fill it.
+    `scopes` are the calls under way. `empties` counts empty receives in a row, since `empty_since`.
+    The lane is not polled before `not_before`; its queue is lost since `lost_since`, if it is, and
+    was last missing at `lost_at`. All moments are monotonic seconds. A closed lane ends with its
+    last message. The queue of a `dropped` lane is gone, or going, because its run has ended. A
+    claim that was being made when `withdrawals` grew is given up.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Lane:
         "empties",
         "empty_since",
         "job_id",
+        "kept",
         "limit",
         "lost_at",
         "lost_since",
@@ -78,6 +80,7 @@ class Lane:
         self.ceiling = float(limit)
         self.busy = 0
         self.unsettled = 0
+        self.kept = 0
         self.admitted = 0
         self.buffer: deque[tuple[Delivery, float]] = deque()
         self.refilling = 0
@@ -110,12 +113,13 @@ class Lane:
     @property
     def idle(self) -> bool:
         """True if this worker holds no message of the lane and has asked for no more."""
-        return not (self.busy or self.buffer or self.refilling)
+        return not (self.busy or self.kept or self.buffer or self.refilling)
 
     @property
     def only_waits(self) -> bool:
         """True if this worker holds no message of the lane, though it may wait on the queue."""
-        return self.busy == (1 if self.probing else 0) and not (self.buffer or self.refilling)
+        probes = 1 if self.probing else 0
+        return self.busy == probes and not (self.kept or self.buffer or self.refilling)
 
     def poll_now(self) -> None:
         """Forget that the queue was empty, because there may be work."""

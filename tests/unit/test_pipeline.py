@@ -52,6 +52,8 @@ class StagedWork(Work, StagedHandler):
     ) -> None:
         super().__init__(clock, duration)
         self.at_once = at_once
+        self.is_gathering = False
+        self.hurried_at: list[float] = []
         self.settling = 0.0
         self.waiting: set[Hold] = set()
         self.most_waiting = 0
@@ -65,6 +67,13 @@ class StagedWork(Work, StagedHandler):
     @property
     def claims_at_once(self) -> int:
         return self.at_once
+
+    @property
+    def gathers(self) -> bool:
+        return self.is_gathering
+
+    def hurry(self) -> None:
+        self.hurried_at.append(self.clock.monotonic())
 
     async def claim(self, deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
         await self.clock.sleep(STORE)
@@ -385,6 +394,52 @@ async def test_a_slot_ends_with_its_call(at_once: int) -> None:
     assert work.peak["all calls"] == SLOTS
 
 
+@pytest.mark.guarantee("G5")
+async def test_a_permit_ends_with_its_call_where_answers_are_gathered() -> None:
+    """Were the permits of what waits in use, three calls of a hundredth of a second would begin
+    each third of a second. Calls beyond the limit never are."""
+    world, work = staged_world(0.01, at_once=1)
+    work.is_gathering, work.settling = True, 0.3
+    async with world.running():
+        await world.submit("a", 100, limit=3)
+        await world.clock.advance(5.0)
+        assert len(work.done) == 100
+        assert work.peak["all calls"] == 3
+        assert 3 < work.most_unsettled <= SLOTS + 3
+        await world.dispatcher.close_lane("a")
+        await world.clock.advance(1.0)
+        assert world.granted("a") == 0
+        assert not list(world.dispatcher.lanes)
+
+
+@pytest.mark.guarantee("G5")
+async def test_a_lane_stays_while_answers_of_it_are_gathered() -> None:
+    world, work = staged_world(0.01, at_once=1)
+    work.is_gathering, work.settling = True, 5.0
+    async with world.running():
+        await world.submit("a", 5)
+        await world.clock.advance(1.0)
+        [lane] = world.dispatcher.lanes
+        assert (lane.busy - lane.probing, lane.kept) == (0, 5)
+        await world.dispatcher.close_lane("a")
+        assert list(world.dispatcher.lanes) == [lane]
+        await world.clock.advance(5.0)
+        assert lane.kept == lane.unsettled == 0
+        assert not list(world.dispatcher.lanes)
+    assert len(work.done) == 5
+
+
+async def test_a_stop_tells_the_handler_before_anything_is_given_up() -> None:
+    world, work = staged_world(1.0, at_once=1)
+    async with world.running():
+        await world.submit("a", 5)
+        await world.clock.advance(0.5)
+        assert not work.hurried_at
+        world.dispatcher.stop()
+        assert work.hurried_at == [world.clock.monotonic()]
+        await world.clock.advance(2.0)
+
+
 @pytest.mark.parametrize("at_once", [1, AT_ONCE])
 async def test_no_more_answers_wait_than_there_are_slots(at_once: int) -> None:
     world, work = staged_world(0.01, at_once=at_once)
@@ -410,11 +465,10 @@ async def test_answers_are_settled_together() -> None:
     assert len(work.settled) < 500 / 3
 
 
-@pytest.mark.parametrize("at_once", [1, AT_ONCE])
-async def test_a_settlement_that_fails_is_tried_again_with_the_message_in_hand(
-    at_once: int,
-) -> None:
+@pytest.mark.parametrize(("at_once", "gathers"), [(1, False), (AT_ONCE, False), (1, True)])
+async def test_a_settlement_that_fails_is_tried_again(at_once: int, gathers: bool) -> None:
     world, work = staged_world(0.01, at_once=at_once)
+    work.is_gathering = gathers
     failures = 3
 
     def away(_delivery: Delivery) -> Exception | None:
@@ -433,8 +487,9 @@ async def test_a_settlement_that_fails_is_tried_again_with_the_message_in_hand(
         for (_, before), (_, after) in zip(work.began_at, work.began_at[1:], strict=False)
     ]
     assert [round(pause) for pause in pauses] == [2, 4, 8]
-    assert world.telemetry.counts["deliveries"] == 1
-    assert world.telemetry.counts["bounces"] == 0
+    # Without its permit a message is not in hand: it is hidden for as long.
+    assert world.telemetry.counts["deliveries"] == (4 if gathers else 1)
+    assert world.telemetry.counts["bounces"] == (3 if gathers else 0)
 
 
 @pytest.mark.parametrize(
