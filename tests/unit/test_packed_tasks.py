@@ -134,7 +134,7 @@ async def test_tasks_that_end_together_share_an_object_and_are_served_and_export
     assert {result and result.size for result in results} == {len(tasks[0].spec.url)}
     assert len({result.blob_key for result in results if result is not None}) == 6
     for task in tasks:
-        path = f"/v1/jobs/{bench.job['job_id']}/runs/{bench.run_id}/results/{task.task_id}/content"
+        path = f"/v1/jobs/{bench.job['job_id']}/runs/{bench.run_id}/tasks/{task.task_id}/content"
         answer = await api.client.get(path)
         assert (answer.status_code, answer.text) == (200, task.spec.url)
     exported = await made(api, bench.job, format="jsonl")
