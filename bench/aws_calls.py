@@ -8,8 +8,8 @@ million tasks, up to `--tasks`, side by side.
 
 Calls are counted at the transport that each of them goes through. The emulators are slow, and share
 the cores: seconds mean nothing here. Calls, capacity units and the CPU of Conveyor's own processes
-do. `sizes`, one of them by its number, `permits`, `profile` and `writes` can be measured alone
-(`--only`).
+do. `sizes`, one of them by its number, `permits`, `prices`, `profile` and `writes` can be measured
+alone (`--only`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import aws_profile, aws_writes
+from bench import aws_prices, aws_profile, aws_writes
 from bench.aws_fleet import Used, Watched, watched
 from bench.aws_job import LIMITS, LargeJob
 from bench.harness import Figure, Options, Row, Scenario
@@ -107,6 +107,8 @@ def run(options: Options) -> list[Row]:
         rows += table(measured)
     if options.wants("profile"):
         rows += aws_profile.measure(options)
+    if options.wants("prices"):
+        rows += aws_prices.measure(options)
     if options.wants("writes"):
         rows += aws_writes.measure(options)
     return rows

@@ -1,4 +1,4 @@
-"""A way to the object store that stops in the middle of a packed write, until the writer is gone."""
+"""A way to the object store that stops in the middle of a packed write until its writer is gone."""
 
 from __future__ import annotations
 
