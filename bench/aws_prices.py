@@ -1,7 +1,8 @@
 """Prices the calls of a task at a gateway of 2.4 s and bodies of 8 KB, with bodies packed and not.
 
 One worker, one run or ten side by side. What was counted is multiplied with the list prices of
-us-east-1. What no count shows (storage, logs, the way out of the network) is in docs/operations-prices.md.
+us-east-1. What no count shows (storage, logs, the way out of the network) stands in
+docs/operations-prices.md.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from conveyor.records.packed_bodies import (
     place_body,
 )
 
-PACKED_MOST = 1024 * 1024
-"""Most bytes of a packed body: it is read in one piece, and checked before a byte of it is
-served."""
+PACKED_MOST = 256 * 1024
+"""Most bytes of a packed body, which a gateway hands over in one piece at most: it is read in one
+piece, too, and checked before a byte of it is served."""
 GATHERING = 0.3
 """Seconds for which the first body of a pack waits for others."""
 PATIENCE = 60.0

@@ -4,6 +4,8 @@ nor left behind."""
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from tests.acceptance.support_fleet_runs import (
     waiting_for,
 )
 from tests.acceptance.support_held_store import PHASES, HeldStore, held_store
-from tests.acceptance.support_wire import Wire
+from tests.acceptance.support_wire import Wire, target
 from tests.patient import fetched
 
 pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
@@ -146,7 +148,35 @@ def test_bodies_of_tasks_that_end_together_share_an_object(packing: Packing, wir
     written = len(bodies(packing.fleet, run["run_id"]))
     assert packing.store.writes - before <= written < AT_ONCE
     [page] = metrics(packing.fleet, "worker")
-    assert "conveyor_packed_bodies_total" in page
+    found = re.search(r"^conveyor_packed_bodies_total (\S+)$", page, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) >= 5 * AT_ONCE
+
+
+def test_rows_of_a_rerun_and_its_export_have_the_packed_bodies_of_its_source(
+    packing: Packing, wire: Wire
+) -> None:
+    good = pages("inherited", AT_ONCE, delay=0.05)
+    job_id = wire.submit([*good, target("inherited/bad", status=404)])["job_id"]
+    source = ended(wire, job_id)
+    again = wire.ask("POST", f"/jobs/{job_id}/rerun", status="failed")
+    waiting_for(lambda: ended(wire, job_id)["run_id"] != source["run_id"] or None, "it runs again")
+    run_id = ended(wire, job_id)["run_id"]
+    assert again["stats"]["inherited"] == AT_ONCE
+    rows = wire.rows(job_id, status="successful")
+    assert [row["url"] for row in rows] == good
+    assert bodies(packing.fleet, run_id) == []
+    for row in rows:
+        assert fetched(row["result_url"]).content == expected_body(row["url"])
+
+    exports = f"/jobs/{job_id}/runs/{run_id}/exports"
+    export_id = wire.ask("POST", exports, format="jsonl")["export_id"]
+    link = waiting_for(
+        lambda: wire.ask("GET", f"{exports}/{export_id}").get("download_url"), "it is exported"
+    )
+    lines = [json.loads(line) for line in fetched(link).text.splitlines()]
+    wanted = [expected_body(url).decode() for url in good]
+    assert [line["body"] for line in lines if line["status"] == "successful"] == wanted
 
 
 def test_a_worker_that_stops_writes_what_waits(packing: Packing, wire: Wire) -> None:
