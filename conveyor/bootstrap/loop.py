@@ -15,12 +15,13 @@ from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
-from conveyor.engine.discovery import Discovery, DiscoveryOptions
+from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
+from conveyor.engine.subset import REPORT_EVERY, RunSubset, SubsetOptions
 from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
 from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
@@ -294,7 +295,8 @@ class LoopOptions:
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
     adds workers by it; how many tasks ended, and how events are delivered, for alarms. The worker
     reports what it does once a heartbeat, and each `report_every` seconds if that is less. `tracer`
-    records what is sampled.
+    records what is sampled. With `run_workers` a run is served by at least so many workers of the
+    fleet, else by every worker.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -303,6 +305,7 @@ class LoopOptions:
     logs_backlog: bool = False
     report_every: float = math.inf
     tracer: Tracer = NO_TRACER
+    run_workers: int = 0
 
 
 USUAL = LoopOptions()
@@ -420,8 +423,10 @@ def assemble_worker(
         options=_dispatch_options(settings, options, outages),
     )
     ports.signals.on_halt(dispatcher.halt)
-    discovery = _discovery(dispatcher, ports, settings, clock)
+    sharing = _sharing(ports, settings, worker=name, options=options)
+    discovery = _discovery(dispatcher, ports, settings, clock, sharing)
     telemetry.gauge("permits", lambda: policy.held)
+    telemetry.gauge("lanes", lambda: len(dispatcher.lanes.serving()))
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
     counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
@@ -453,7 +458,7 @@ def _reporter(
         worker_id=worker,
         version=__version__,
         heartbeat=heartbeat,
-        every=min(heartbeat, options.report_every),
+        every=_report_every(settings, options),
         slots=settings.workers,
         claim_seconds=settings.visibility_timeout,
     )
@@ -487,8 +492,34 @@ def _measure_outages(telemetry: Telemetry, outages: Outages) -> None:
     telemetry.family("outages", outages.counts)
 
 
+def _report_every(settings: Settings, options: LoopOptions) -> float:
+    shared = REPORT_EVERY if options.run_workers else math.inf
+    return min(_heartbeat(settings), options.report_every, shared)
+
+
+def _sharing(
+    ports: WorkerPorts, settings: Settings, *, worker: str, options: LoopOptions
+) -> Sharing | None:
+    """Return what shares runs out among workers; None where every worker serves every run."""
+    if ports.workers is None or not options.run_workers:
+        return None
+    subset = RunSubset(
+        SubsetOptions(
+            worker_id=worker,
+            slots=settings.workers,
+            least=options.run_workers,
+            grace=2 * settings.discovery_interval + _report_every(settings, options),
+        )
+    )
+    return Sharing(ports.workers, subset)
+
+
 def _discovery(
-    dispatcher: Dispatcher, ports: WorkerPorts, settings: Settings, clock: Clock
+    dispatcher: Dispatcher,
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    sharing: Sharing | None,
 ) -> Discovery:
     return Discovery(
         dispatcher,
@@ -501,6 +532,7 @@ def _discovery(
             resync=settings.resync_interval,
             evict_after=settings.evict_after,
         ),
+        sharing,
     )
 
 

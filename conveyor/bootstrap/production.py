@@ -122,7 +122,12 @@ async def open_role(
     if api_keys is None:
         watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
-        options = LoopOptions(policy=policy, logs_backlog=True, tracer=tracer or NO_TRACER)
+        options = LoopOptions(
+            policy=policy,
+            logs_backlog=True,
+            tracer=tracer or NO_TRACER,
+            run_workers=settings.run_workers,
+        )
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
         service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)

@@ -363,7 +363,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     """The dispatcher's view of a run that may have work; holds no secret and no URL.
 
-    `created_at` is in milliseconds. `traceparent` is that of its run.
+    `created_at` is in milliseconds. `traceparent` is that of its run. `caller` is that of its job;
+    empty where nobody knows.
     """
 
     run_id: str
@@ -372,3 +373,4 @@ class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int
     created_at: int
     traceparent: str | None = None
+    caller: str = ""

@@ -58,6 +58,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `in_flight` counts the messages in hand, `calling` the calls under way for them, `buffered`
     those that wait here for a permit, `put_off` the rows that the worker left until later. The job
     allows `limit` calls at a time, of which `ceiling` are left while its gateway refuses for load.
+    `empty` tells that the queue had no message to give when it was last asked.
     `reason` is what keeps the worker from calling more for it, since `since` and, where it is
     known, until `until`, in milliseconds since the epoch.
     """
@@ -73,6 +74,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: RunWaitReason | None = None
     since: int = 0
     until: int | None = None
+    empty: bool = False
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""Decide which runs have lanes.
+"""Decide which runs have lanes: those with work, or of a large fleet the subset of them that this
+worker serves.
 
 Discovery reads all runs with work at the start and now and then, changed runs in between, and
 single runs when it gets a hint. Reads may overlap: one that begins later sees the same or more, and
@@ -8,19 +9,22 @@ its answer may still come first. So it ignores a result if a newer read has alre
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.dispatcher import Dispatcher
+from conveyor.engine.subset import RunSubset
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import Dispatchable
+from conveyor.ports.workers import Workers
 
 
 class ReadOrder:
@@ -74,8 +78,15 @@ class DiscoveryOptions:
     evict_after: float
 
 
+class Sharing(NamedTuple):
+    """The reports of a fleet, and the policy that shares its runs out among the workers."""
+
+    workers: Workers
+    subset: RunSubset
+
+
 class Discovery:
-    """Open and close a dispatcher's lanes."""
+    """Open and close a dispatcher's lanes. Without `sharing` it has one for every run with work."""
 
     def __init__(
         self,
@@ -85,8 +96,10 @@ class Discovery:
         signals: Signals,
         clock: Clock,
         options: DiscoveryOptions,
+        sharing: Sharing | None = None,
     ) -> None:
         self._dispatcher = dispatcher
+        self._sharing = sharing
         self._runs = runs
         self._queues = queues
         self._signals = signals
@@ -99,6 +112,8 @@ class Discovery:
         self._some_missing = anyio.Event()
         self._stopped = False
         dispatcher.queue_missing = self._report_missing
+        if sharing is not None:
+            dispatcher.lanes.elsewhere = sharing.subset.elsewhere
 
     async def run(self) -> None:
         """Discover runs until cancelled."""
@@ -112,11 +127,13 @@ class Discovery:
         self._stopped = True
 
     async def _look_around(self) -> None:
+        await self._hear()
         seen = await self._try(self._scan)
         scanned_at = self._clock.monotonic() if seen is not None else None
         since = seen or 0
         while True:
             await self._clock.sleep(self._interval)
+            await self._hear()
             now = self._clock.monotonic()
             if scanned_at is None or now - scanned_at >= self._resync:
                 seen = await self._try(self._scan)
@@ -124,10 +141,32 @@ class Discovery:
             else:
                 seen = await self._try(self._changes, since)
             since = since if seen is None else seen
+            await log_and_continue(_log, "runs were not shared out", self._share_out)
             await log_and_continue(_log, "empty queues were not let go", self._evict)
 
     async def _evict(self) -> None:
         await self._dispatcher.evict_lanes(empty_for=self._evict_after)
+
+    async def _hear(self) -> None:
+        """Read what the workers of the fleet say, if they share the runs out."""
+        if self._sharing is None:
+            return
+        workers, subset = self._sharing
+        reports = await log_and_continue(_log, "the fleet could not be seen", workers.all)
+        if reports is None:
+            subset.excuse()
+        else:
+            subset.hear(reports, self._clock.monotonic())
+
+    async def _share_out(self) -> None:
+        """Begin to serve runs that this worker is needed for now, and leave others to others."""
+        if self._sharing is None:
+            return
+        begins, leaves = self._sharing.subset.moves(self._clock.monotonic())
+        for run_id in leaves:
+            await self._dispatcher.close_lane(run_id)
+        for run_id in begins:
+            await log_and_continue(_log, "a run could not be read", partial(self._look_at, run_id))
 
     async def _try(self, look: Callable[..., Awaitable[int]], *args: int) -> int | None:
         """Look; a look that fails waits for the next turn."""
@@ -146,28 +185,43 @@ class Discovery:
                 await self._look_at(run_id)
             for run in found:
                 await self._apply(run.run_id, run, read)
+            self._forget_all_but({run.run_id for run in found}, read)
         return began
+
+    def _forget_all_but(self, run_ids: Set[str], read: int) -> None:
+        if self._sharing is not None:
+            for run_id in self._sharing.subset.known():
+                if run_id not in run_ids and self._reads.is_newest(run_id, read):
+                    self._sharing.subset.forget(run_id)
 
     async def _changes(self, since: int) -> int:
         began = self._clock.now()
         with self._reads.begin() as read:
             for change in await self._runs.dispatch_changes(since=since - CHANGES_MARGIN):
-                await self._apply(change.run_id, change.run, read)
+                await self._apply(change.run_id, change.run, read, is_news=True)
         return began
 
     async def _look_at(self, run_id: str, *, poll: bool = False) -> DispatchableRun | None:
         """Read one run, and open or close its lane; with `poll`, ask its queue at once."""
         with self._reads.begin() as read:
             run = await self._runs.dispatchable_run(run_id)
-            await self._apply(run_id, run, read, poll=poll)
+            await self._apply(run_id, run, read, poll=poll, is_news=poll)
         return run
 
     async def _apply(
-        self, run_id: str, run: DispatchableRun | None, read: int, *, poll: bool = False
+        self,
+        run_id: str,
+        run: DispatchableRun | None,
+        read: int,
+        *,
+        poll: bool = False,
+        is_news: bool = False,
     ) -> None:
         if not self._reads.is_newest(run_id, read):
             return
-        if run is None:
+        if run is None or not self._serves(run, is_news=is_news):
+            if run is None and self._sharing is not None:
+                self._sharing.subset.forget(run_id)
             await self._dispatcher.close_lane(run_id)
             return
         lane = self._dispatcher.lanes.get(run_id)
@@ -176,6 +230,11 @@ class Discovery:
             # A newer read may have closed the lane while its queue was being opened.
             if self._reads.is_newest(run_id, read) and not self._stopped:
                 self._dispatcher.open_lane(run)
+
+    def _serves(self, run: DispatchableRun, *, is_news: bool) -> bool:
+        if self._sharing is None:
+            return True
+        return self._sharing.subset.note(run, self._clock.monotonic(), is_news=is_news)
 
     async def _listen(self) -> None:
         """Look at runs as hints name them: this makes discovery immediate within one process."""

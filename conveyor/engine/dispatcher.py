@@ -1,11 +1,12 @@
 """The dispatcher: each free slot decides what to ask of which queue.
 
-A slot makes one gateway call at a time. A free slot picks the lane with the fewest messages in hand
-for its weight (control first). It then starts a waiting message, receives some, or asks the ledger
-for permits, as the permit policy allows. A slot is free again when its call has ended: beside it
-the answer is settled, and, where the handler claims many tasks at once, messages are claimed that
-the slots will soon need. A worker stops in two stages: it receives nothing more; after a grace it
-cancels running work and gives each message back. What was answered is settled in any case.
+A slot makes one gateway call at a time. A free slot picks the caller with the fewest messages in
+hand for its weight, and of its lanes the one with the fewest (control first). It then starts a
+waiting message, receives some, or asks the ledger for permits, as the permit policy allows. A slot
+is free again when its call has ended: beside it the answer is settled, and, where the handler
+claims many tasks at once, messages are claimed that the slots will soon need. A worker stops in two
+stages: it receives nothing more; after a grace it cancels running work and gives each message back.
+What was answered is settled in any case.
 """
 
 from __future__ import annotations

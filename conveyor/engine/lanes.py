@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from anyio import CancelScope
 
@@ -28,24 +28,55 @@ EXACT_INSTANTS = 1_000
 """Of these, the ones that are kept as they are; the others are rounded down to whole seconds."""
 
 
+class Owner:
+    """The caller of lanes, whose share of the slots they divide among themselves.
+
+    `busy` is the sum of theirs; `turn` is the latest one of a lane that was picked. Its share has
+    the `weight` of the heaviest of its `lanes`.
+    """
+
+    __slots__ = ("busy", "caller", "lanes", "turn", "weight")
+
+    def __init__(self, caller: str = "") -> None:
+        self.caller = caller
+        self.busy = 0
+        self.turn = 0
+        self.weight = 1.0
+        self.lanes: set[Lane] = set()
+
+    def add(self, lane: Lane) -> None:
+        """Have one more lane."""
+        self.lanes.add(lane)
+        self._weigh()
+
+    def remove(self, lane: Lane) -> None:
+        """Have one lane less."""
+        self.lanes.discard(lane)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        self.weight = max((lane.weight for lane in self.lanes), default=1.0)
+
+
 class Lane:
     """One queue and its state.
 
-    `busy` counts messages asked for, waiting for a slot or in work; `unsettled` those of them whose
-    call has ended; `admitted` those that hold a permit. `kept` counts messages in hand beside
-    those: their calls have ended, and their permits are back. `buffer` holds messages received
-    beyond the permits, each with the moment it came; `refilling` counts those asked for to fill it.
-    `scopes` are the calls under way. `empties` counts empty receives in a row, since `empty_since`.
-    The lane is not polled before `not_before`; its queue is lost since `lost_since`, if it is, and
-    was last missing at `lost_at`. All moments are monotonic seconds. A closed lane ends with its
-    last message. The queue of a `dropped` lane is gone, or going, because its run has ended. A
-    claim that was being made when `withdrawals` grew is given up.
+    `owner` is the caller of its run. `busy` counts messages asked for, waiting for a slot or in
+    work; `unsettled` those of them whose call has ended; `admitted` those that hold a permit.
+    `kept` counts messages in hand beside those: their calls have ended, and their permits are back.
+    `buffer` holds messages received beyond the permits, each with the moment it came; `refilling`
+    counts those asked for to fill it. `scopes` are the calls under way. `empties` counts empty
+    receives in a row, since `empty_since`. The lane is not polled before `not_before`; its queue is
+    lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments are monotonic
+    seconds. A closed lane ends with its last message. The queue of a `dropped` lane is gone, or
+    going, because its run has ended. A claim that was being made when `withdrawals` grew is given
+    up.
     """
 
     __slots__ = (
+        "_busy",
         "admitted",
         "buffer",
-        "busy",
         "calm_until",
         "ceiling",
         "closed",
@@ -58,6 +89,7 @@ class Lane:
         "lost_at",
         "lost_since",
         "not_before",
+        "owner",
         "probing",
         "queue",
         "refilling",
@@ -71,14 +103,25 @@ class Lane:
         "withdrawals",
     )
 
-    def __init__(self, *, queue: str, run_id: str, job_id: str, limit: int, priority: int) -> None:
+    def __init__(
+        self,
+        *,
+        queue: str,
+        run_id: str,
+        job_id: str,
+        limit: int,
+        priority: int,
+        owner: Owner | None = None,
+    ) -> None:
         self.queue = queue
         self.run_id = run_id
         self.job_id = job_id
         self.limit = limit
         self.weight = 2.0 ** ((priority - NEUTRAL_PRIORITY) / 2)
         self.ceiling = float(limit)
-        self.busy = 0
+        self.owner = owner or Owner()
+        self.owner.add(self)
+        self._busy = 0
         self.unsettled = 0
         self.kept = 0
         self.admitted = 0
@@ -98,6 +141,16 @@ class Lane:
         self.withdrawals = 0
         self.closed = False
         self.dropped = False
+
+    @property
+    def busy(self) -> int:
+        """The messages asked for, waiting for a slot or in work."""
+        return self._busy
+
+    @busy.setter
+    def busy(self, count: int) -> None:
+        self.owner.busy += count - self._busy
+        self._busy = count
 
     @property
     def is_control(self) -> bool:
@@ -209,14 +262,17 @@ class PutOffRows:
 
 class Lanes:
     """The control lane, and one lane for each run that may have work. `put_off` holds the rows that
-    were left until later, by run."""
+    were left until later, by run; `elsewhere` returns the runs with work that other workers
+    serve."""
 
     def __init__(self, *, control_limit: int) -> None:
         self.control = Lane(
             queue=CONTROL_QUEUE, run_id="", job_id="", limit=control_limit, priority=9
         )
         self._runs: dict[str, Lane] = {}
+        self._owners: dict[str, Owner] = {}
         self.put_off: dict[str, PutOffRows] = {}
+        self.elsewhere: Callable[[], Iterable[DispatchableRun]] = tuple
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._runs.values())
@@ -235,6 +291,7 @@ class Lanes:
                 job_id=run.job_id,
                 limit=run.max_inflight,
                 priority=run.priority,
+                owner=self._owners.setdefault(run.caller, Owner(run.caller)),
             )
             self._runs[run.run_id] = lane
         lane.closed = False
@@ -250,7 +307,15 @@ class Lanes:
 
     def forget(self, lane: Lane) -> None:
         """Remove a closed lane that has no message left."""
-        self._runs.pop(lane.run_id, None)
+        if self._runs.get(lane.run_id) is lane:
+            del self._runs[lane.run_id]
+            lane.owner.remove(lane)
+            if not lane.owner.lanes:
+                del self._owners[lane.owner.caller]
+
+    def serving(self) -> list[str]:
+        """Return the runs that have an open lane."""
+        return [run_id for run_id, lane in self._runs.items() if not lane.closed]
 
     def missing_from(self, run_ids: Iterable[str]) -> list[str]:
         """Return the runs that have an open lane and are not in `run_ids`."""

@@ -28,10 +28,11 @@ class PickingRule(Protocol):
 
 
 class LeastInFlight:
-    """Pick the lane with the fewest messages in hand for its weight.
+    """Pick the caller with the fewest messages in hand for its weight, and of its lanes again the
+    one with the fewest: a caller has one share, however many runs it has.
 
-    Among equals, pick the one that was picked longest ago, so that with more runs than slots each
-    still gets its turn.
+    Among equals, pick the one that was picked longest ago, so that with more callers or runs than
+    slots each still gets its turn.
     """
 
     def __init__(self) -> None:
@@ -40,16 +41,17 @@ class LeastInFlight:
     def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
         """Look at every lane, and ask `eligible` only of those that would be chosen."""
         best: Lane | None = None
-        least = 0.0
+        least = (0.0, 0, 0.0, 0)
         for lane in lanes:
-            load = lane.busy / lane.weight
-            if best is not None and (load > least or (load == least and lane.turn > best.turn)):
+            owner = lane.owner
+            load = (owner.busy / owner.weight, owner.turn, lane.busy / lane.weight, lane.turn)
+            if best is not None and load > least:
                 continue
             if eligible(lane):
                 best, least = lane, load
         if best is not None:
             self._turns += 1
-            best.turn = self._turns
+            best.turn = best.owner.turn = self._turns
         return best
 
 

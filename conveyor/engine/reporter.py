@@ -140,6 +140,7 @@ class WorkerReporter:
             permits=permits.permits,
             limit=lane.limit,
             ceiling=min(lane.limit, int(lane.ceiling)),
+            empty=lane.empties > 0,
         )
         return self._told(seen, self._reason(lane, away, rows, now), rows, now, wall)
 

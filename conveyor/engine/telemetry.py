@@ -2,9 +2,9 @@
 
 On the hot path a metric is a plain counter; a scrape turns the counters into Prometheus families.
 
-The backlog is the number of messages in all queues that a worker may receive from, as the queues
-report it. Every worker of a fleet has a lane for each run with work, so each counts the whole.
-Receiving alone would not show it: a worker whose slots are taken receives from no queue.
+The backlog is the number of messages in the queues of all runs with work, as the queues report it,
+those included that only other workers serve: so each worker of a fleet counts the whole. Receiving
+alone would not show it: a worker whose slots are taken receives from no queue.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from conveyor.aio.concurrency import for_each
 from conveyor.aio.log_output import lost_lines
 from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
+from conveyor.ports.queues import run_queue
 
 MOST = 1_000
 """Most queues asked for one count: if there are more, those asked longest ago."""
@@ -43,7 +44,8 @@ class MessageCounter(Protocol):
 
 
 class Backlog:
-    """Count the messages in the queues of open lanes."""
+    """Count the messages in the queues of open lanes, and of the runs that other workers serve, so
+    that each worker tells the same of the fleet."""
 
     def __init__(self, lanes: Lanes, queues: MessageCounter) -> None:
         self._lanes = lanes
@@ -62,7 +64,8 @@ class Backlog:
         Raises the first error of a queue, and asks no further ones.
         """
         polled = [lane.queue for lane in self._lanes if not (lane.closed or lane.dropped)]
-        fresh = dict.fromkeys([self._lanes.control.queue, *polled])
+        elsewhere = [run_queue(run.run_id) for run in self._lanes.elsewhere()]
+        fresh = dict.fromkeys([self._lanes.control.queue, *polled, *elsewhere])
         known = {queue: count for queue, count in self._counts.items() if queue in fresh}
         self._counts = known
         # The dict keeps counts in the order of their answers, so the oldest come first.
@@ -73,11 +76,14 @@ class Backlog:
     def runnable(self) -> int:
         """Return how many of the counted messages may be worked at a time: of each job at most as
         many as its limit, whatever else waits."""
+        queues = {lane.queue: (lane.job_id, lane.limit) for lane in self._lanes}
+        for run in self._lanes.elsewhere():
+            queues[run_queue(run.run_id)] = run.job_id, run.max_inflight
         waiting: Counter[str] = Counter()
         limits: dict[str, int] = {}
-        for lane in self._lanes:
-            waiting[lane.job_id] += self._counts.get(lane.queue, 0)
-            limits[lane.job_id] = lane.limit
+        for queue, (job_id, limit) in queues.items():
+            waiting[job_id] += self._counts.get(queue, 0)
+            limits[job_id] = limit
         control = self._counts.get(self._lanes.control.queue, 0)
         return control + sum(min(count, limits[job]) for job, count in waiting.items())
 
@@ -199,10 +205,11 @@ METRICS: dict[str, MetricInfo] = {
         GAUGE, "Shared things, the result store among them, that work waits for", served_by=WORKERS
     ),
     "permits": MetricInfo(GAUGE, "Permits in this worker's hand", served_by=WORKERS),
+    "lanes": MetricInfo(GAUGE, "Runs that this worker serves", served_by=WORKERS),
     "queue_depth": MetricInfo(
         GAUGE,
         "Messages waiting in the queues that this worker may receive from, about: in production "
-        "those of all runs with work, so not to be added up over workers",
+        "several workers serve the same runs, so not to be added up over workers",
         served_by=WORKERS,
     ),
     "streams": MetricInfo(GAUGE, "Streams of progress that are open", served_by=SERVERS),

@@ -144,6 +144,10 @@ class Worker:
         """Return the names of what its work waits for."""
         return [outage.shared.value for outage in self.outages.now()]
 
+    def serving(self) -> list[str]:
+        """Return the runs that it serves."""
+        return self._dispatcher.lanes.serving()
+
     async def run(self, *, grace: float) -> None:
         """Work until `stop`, then for at most `grace` seconds more."""
         async with anyio.create_task_group() as siblings:

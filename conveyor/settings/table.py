@@ -44,6 +44,7 @@ class Settings:
     discovery_interval: float = 10.0
     resync_interval: float = 600.0
     evict_after: float = 600.0
+    run_workers: int = 8
     max_receives: int = 1_000
     queue_window: int = 10_000
     gateway_timeout: float = 180.0

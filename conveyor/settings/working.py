@@ -55,6 +55,13 @@ WORKING: tuple[Setting, ...] = (
         used_by=WORKERS,
     ),
     Setting(
+        "run_workers",
+        "workers",
+        "of the fleet that serve a run at least: more where its `max_inflight` needs them, 0: all",
+        at_least(0),
+        used_by="conveyor worker",
+    ),
+    Setting(
         "max_receives",
         "receives",
         "after which a message goes to the dead-letter queue, 3 to 1,000",

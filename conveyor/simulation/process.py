@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 from ulid import ULID
 
 from conveyor.bootstrap import Chores, LoopOptions, WorkerPorts, assemble_worker
+from conveyor.dev.permits import MemoryWorkers
 from conveyor.dev.queues import LocalSignals
 from conveyor.domain.api_keys import KeySealer
 from conveyor.engine.telemetry import Telemetry
@@ -32,6 +33,7 @@ from conveyor.simulation.store import (
     SimulatedJobs,
     SimulatedRuns,
     SimulatedTasks,
+    SimulatedWorkers,
     Store,
 )
 from conveyor.simulation.world import NO_TIME, World
@@ -110,6 +112,8 @@ class SimulatedServices:
     queues: QueueService
     permits: PermitService
     gateway: GatewayService
+    run_workers: int
+    reports: MemoryWorkers
 
 
 class _Boot:
@@ -146,6 +150,7 @@ class _Boot:
             signals=LocalSignals(),
             gateway=self.gateway,
             sealer=KeySealer([SECRET]),
+            workers=SimulatedWorkers(services.reports, store) if services.run_workers else None,
         )
         clock = SimulatedClock(
             services.time, self.gate, seed=services.seed, process=name, skew=skew
@@ -160,6 +165,7 @@ class _Boot:
                 policy=world.policy(services.policy),
                 polling=world.polling(),
                 picking=partial(picking, services.picking, clock),
+                run_workers=services.run_workers,
             ),
         )
 
@@ -201,6 +207,10 @@ class WorkerProcess:
     def counted(self, name: str) -> int:
         """Return a counter of the production telemetry, over all its lives."""
         return sum(boot.telemetry.counts[name] for boot in self._boots)
+
+    def serving(self) -> list[str]:
+        """Return the runs that it serves now."""
+        return [] if self._boot is None else self._boot.worker.serving()
 
     def start(self, group: TaskGroup) -> None:
         """Boot, unless it runs."""
@@ -287,6 +297,7 @@ class FleetOptions:
     workers: int
     seed: int
     clock_skew: float
+    run_workers: int
 
 
 class SimulatedFleet:
@@ -318,6 +329,8 @@ class SimulatedFleet:
             queues=self.queues,
             permits=self.permits,
             gateway=self.gateway,
+            run_workers=options.run_workers,
+            reports=MemoryWorkers(self.clock),
         )
         draw, most = stream(seed, "clock skews").uniform, options.clock_skew
         settings = world.settings()

@@ -50,8 +50,9 @@ class Report:
     them. `peak_granted` is the most permits of one job at any write of the permit store,
     `granted_over` the most above its cap. `unreached` calls found no gateway. `abandoned` calls
     belong to processes paused until their permits lapsed, `fenced` ones were cut off by their
-    worker. `peaks` are the most calls in flight
-    of each job, `finished_at` the end of each, None if it has not ended, both in order of the
+    worker. `lanes` are the runs
+    that each worker serves at the end. `peaks` are the most calls in flight of each job,
+    `finished_at` the end of each, None if it has not ended, both in order of the
     plans. `events` counts the events in the trace.
     """
 
@@ -92,6 +93,7 @@ class Report:
     abandoned: int
     fenced: int
     peaks: tuple[int, ...]
+    lanes: tuple[int, ...]
     finished_at: tuple[float | None, ...]
     events: int
 

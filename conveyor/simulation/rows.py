@@ -175,6 +175,7 @@ class RunRows:
             priority=self.job.priority,
             max_inflight=self.job.max_inflight,
             created_at=self.run.created_at,
+            caller=self.job.caller,
         )
 
     def as_run(self) -> Run:

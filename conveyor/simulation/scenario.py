@@ -21,6 +21,8 @@ from conveyor.simulation.policies import LEAST_IN_FLIGHT, PICKINGS, POLICIES
 from conveyor.simulation.world import World
 
 MOST_PRIORITY = 9
+CALLER = "simulation"
+"""The caller of jobs that name none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,8 @@ class JobPlan:
     """A closed job that is submitted at `arrives_at`, in virtual seconds.
 
     `cap` is its maximum of gateway calls in flight, `priority` is from 0 to 9; `gateway` is the
-    latency of its calls, if not the world's. Raises ValueError for a field out of its bounds.
+    latency of its calls, if not the world's; `caller` is whose it is. Raises ValueError for a field
+    out of its bounds.
     """
 
     tasks: int
@@ -36,6 +39,7 @@ class JobPlan:
     priority: int = 5
     arrives_at: float = 0.0
     gateway: Latency | None = None
+    caller: str = CALLER
 
     def __post_init__(self) -> None:
         check_count("JobPlan.tasks", self.tasks)
@@ -43,6 +47,7 @@ class JobPlan:
         check_count("JobPlan.priority", self.priority, least=0, most=MOST_PRIORITY)
         check_time("JobPlan.arrives_at", self.arrives_at)
         check_kind("JobPlan.gateway", self.gateway, (Latency, NoneType), "a Latency or None")
+        check_kind("JobPlan.caller", self.caller, str, "a word")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,7 @@ class Scenario:
     Raises ValueError for unknown words, for numbers out of bounds, and for faults of workers or
     jobs that do not exist. `window`: virtual seconds after which it is cut off, None to run to its
     end. `clock_skew`: maximum seconds that a worker's wall clock is off, either way.
+    `run_workers`: the setting of that name, by which a run is served by a subset of the workers.
     """
 
     world: World
@@ -65,6 +71,7 @@ class Scenario:
     backend: str = "asyncio"
     faults: tuple[Fault, ...] = ()
     clock_skew: float = 0.0
+    run_workers: int = 0
 
     def __post_init__(self) -> None:
         check_kind("Scenario.world", self.world, World, "a World")
@@ -77,6 +84,7 @@ class Scenario:
         if self.window is not None:
             check_time("Scenario.window", self.window, least=INSTANT)
         check_time("Scenario.clock_skew", self.clock_skew)
+        check_count("Scenario.run_workers", self.run_workers, least=0)
         if not self.jobs:
             raise ValueError("Scenario.jobs must hold a job")
         for number, plan in enumerate(self.jobs):

@@ -31,7 +31,6 @@ from conveyor.simulation.report import Report
 from conveyor.simulation.rows import RunRows
 from conveyor.simulation.scenario import JobPlan, Scenario
 
-CALLER = "simulation"
 COLLECT_AFTER = (50_000, 20, 100)
 STALL = 3_600.0
 """Virtual seconds without the end of a task after which a simulation is given up."""
@@ -89,6 +88,7 @@ class _Simulation:
                 workers=scenario.workers,
                 seed=scenario.seed,
                 clock_skew=scenario.clock_skew,
+                run_workers=scenario.run_workers,
             ),
         )
         self._fleet.run_ids = [""] * len(scenario.jobs)
@@ -142,13 +142,15 @@ class _Simulation:
         job_id, run_id = clock.new_id(), clock.new_id()
         job = Job(
             job_id=job_id,
-            caller=CALLER,
+            caller=plan.caller,
             status=JobStatus.CLOSED,
             created_at=now,
             updated_at=now,
             max_inflight=plan.cap,
             priority=plan.priority,
-            sealed_key=self._sealer.seal(job_id, caller=CALLER, nonce=clock.token(NONCE_LENGTH)),
+            sealed_key=self._sealer.seal(
+                job_id, caller=plan.caller, nonce=clock.token(NONCE_LENGTH)
+            ),
             latest_run_id=run_id,
             run_count=1,
         )
@@ -234,6 +236,7 @@ def measure(
         abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
         peaks=_peaks(fleet),
+        lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from conveyor.dev.permits import MemoryWorkers
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import (
     DispatchableRun,
@@ -13,6 +14,7 @@ from conveyor.domain.model import (
     RunFailure,
     RunStatus,
 )
+from conveyor.domain.run_waits import WorkerReport
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES, Failed, Settlement, Succeeded
 from conveyor.ports.blobs import Content
 from conveyor.ports.records import DispatchChange
@@ -216,3 +218,27 @@ class SimulatedBlobs:
         back = await self._link.go()
         self._sizes.pop(key, None)
         await self._link.come_back(back)
+
+
+class SimulatedWorkers:
+    """The workers port of one process: its way to the reports of all."""
+
+    def __init__(self, reports: MemoryWorkers, link: Link) -> None:
+        self._reports = reports
+        self._link = link
+
+    async def say(self, report: WorkerReport) -> None:
+        back = await self._link.go()
+        await self._reports.say(report)
+        await self._link.come_back(back)
+
+    async def leave(self, worker_id: str) -> None:
+        back = await self._link.go()
+        await self._reports.leave(worker_id)
+        await self._link.come_back(back)
+
+    async def all(self) -> Sequence[WorkerReport]:
+        back = await self._link.go()
+        found = await self._reports.all()
+        await self._link.come_back(back)
+        return found

@@ -66,8 +66,17 @@ def until_called(running: RoleFleet, urls: Sequence[str], times: int) -> None:
 
 def permits_of(process: RoleProcess) -> float:
     """Return the number of a worker's permits in hand."""
+    return _figure(process, "permits")
+
+
+def lanes_of(process: RoleProcess) -> float:
+    """Return the number of runs that a worker serves."""
+    return _figure(process, "lanes")
+
+
+def _figure(process: RoleProcess, name: str) -> float:
     page = fetched(f"{process.info.metrics}/metrics").text
-    found = re.search(r"^conveyor_permits (\S+)$", page, re.MULTILINE)
+    found = re.search(rf"^conveyor_{name} (\S+)$", page, re.MULTILINE)
     assert found is not None
     return float(found[1])
 

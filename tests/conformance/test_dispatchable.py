@@ -45,7 +45,7 @@ async def test_only_running_unpaused_runs_are_dispatchable(
     stopped, stopped_run = await world.submit(1)
     await runs.stop_run(CALLER, stopped, now=world.now)
     expected = DispatchableRun(
-        run_id=run_id, job_id=job_id, priority=9, max_inflight=3, created_at=made_at
+        run_id=run_id, job_id=job_id, priority=9, max_inflight=3, created_at=made_at, caller=CALLER
     )
     assert await runs.dispatchable_runs() == [expected]
     assert await runs.dispatchable_run(run_id) == expected
@@ -66,7 +66,7 @@ async def test_changes_are_told_from_their_very_millisecond_on(world: World, run
     await world.clock.advance(1)
     _, second = await world.submit(1)
     told = DispatchableRun(
-        run_id=first, job_id=job_id, priority=9, max_inflight=3, created_at=made_at
+        run_id=first, job_id=job_id, priority=9, max_inflight=3, created_at=made_at, caller=CALLER
     )
     assert DispatchChange(first, told) in await runs.dispatch_changes(since=made_at)
     assert await named(world, made_at) == {first, second}

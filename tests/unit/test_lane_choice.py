@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from conveyor.engine.lanes import Lane
+from conveyor.engine.lanes import Lane, Owner
 from conveyor.engine.planner import LeastInFlight
 
 
-def lane(name: str, *, busy: int = 0, priority: int = 5) -> Lane:
-    made = Lane(queue=name, run_id=name, job_id=name, limit=100, priority=priority)
+def lane(name: str, *, busy: int = 0, priority: int = 5, owner: Owner | None = None) -> Lane:
+    made = Lane(queue=name, run_id=name, job_id=name, limit=100, priority=priority, owner=owner)
     made.busy = busy
     return made
 
@@ -45,3 +45,55 @@ def test_a_lane_that_may_not_be_asked_is_passed_over() -> None:
     assert rule.pick([idle, busy], lambda one: one is busy) is busy
     assert rule.pick([idle, busy], lambda _lane: False) is None
     assert rule.pick([], lambda _lane: True) is None
+
+
+def shares(rule: LeastInFlight, lanes: list[Lane], slots: int) -> dict[str, int]:
+    """Fill the slots, one pick a message, and count what each lane has then."""
+    for _ in range(slots):
+        found = rule.pick(lanes, lambda _lane: True)
+        assert found is not None
+        found.busy += 1
+    return {one.queue: one.busy for one in lanes}
+
+
+def test_a_caller_with_many_runs_has_one_share_which_they_divide() -> None:
+    many, one = Owner("many"), Owner("one")
+    lanes = [lane(f"m{number}", owner=many) for number in range(5)] + [lane("single", owner=one)]
+
+    assert shares(LeastInFlight(), lanes, 40) == {
+        **{f"m{number}": 4 for number in range(5)},
+        "single": 20,
+    }
+    assert (many.busy, one.busy) == (20, 20)
+
+
+def test_a_caller_has_the_share_of_its_highest_priority_and_its_runs_weigh_within() -> None:
+    urgent, plain = Owner("urgent"), Owner("plain")
+    lanes = [
+        lane("first", priority=7, owner=urgent),
+        lane("second", priority=5, owner=urgent),
+        lane("other", owner=plain),
+    ]
+
+    assert shares(LeastInFlight(), lanes, 90) == {"first": 40, "second": 20, "other": 30}
+
+
+def test_more_callers_than_slots_take_turns() -> None:
+    rule = LeastInFlight()
+    lanes = [
+        lane(f"{caller}{run}", owner=owner)
+        for caller in "abc"
+        for owner in [Owner(caller)]
+        for run in (1, 2)
+    ]
+
+    found = picks(rule, lanes, 6)
+    assert [{name[0] for name in found[place : place + 3]} for place in (0, 3)] == [set("abc")] * 2
+    assert len(set(found)) == 6
+
+
+def test_a_share_that_its_caller_cannot_use_goes_to_others() -> None:
+    one, other = Owner("one"), Owner("other")
+    empty, full = lane("empty", owner=one), lane("full", busy=30, owner=other)
+
+    assert LeastInFlight().pick([empty, full], lambda lane: lane is full) is full

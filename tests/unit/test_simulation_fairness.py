@@ -125,6 +125,25 @@ def test_the_lowest_priority_is_served_while_higher_ones_have_work() -> None:
 
 
 @pytest.mark.slow
+def test_a_caller_with_fifty_runs_has_the_share_of_one() -> None:
+    """One run of B beside fifty of A gets half of the slots, not a fifty-first part of them."""
+    plans = (
+        *(JobPlan(tasks=200, cap=CAP, caller="A") for _ in range(50)),
+        JobPlan(tasks=700, cap=CAP, caller="B"),
+    )
+    report = simulate(
+        Scenario(world=WORLD, policy="reserve", jobs=plans, workers=WORKERS, window=60.0)
+    )
+
+    ended = report.finished_at[-1]
+    assert ended is not None
+    # 700 tasks of 2.4 s in half of 100 slots take 34 s, and their tail.
+    assert ended < 45.0
+    assert report.peaks[-1] <= 65
+    assert all(at is None for at in report.finished_at[1:-1])
+
+
+@pytest.mark.slow
 def test_rules_are_shown_in_a_table() -> None:
     table = fairness_markdown(fairness_rows(compare(cases(small_runs=2, giant=200), processes=1)))
 

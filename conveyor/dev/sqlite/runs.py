@@ -43,7 +43,8 @@ from conveyor.ports.records import (
 
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
 _DISPATCH_COLUMNS = (
-    "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at, runs.traceparent"
+    "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at, "
+    "runs.traceparent, jobs.caller"
 )
 _MAY_HAVE_WORK = "runs.status = 'running' AND NOT runs.paused"
 _DISPATCHABLE = (
@@ -276,7 +277,7 @@ def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
 
 
 def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
-    run_id, job_id, priority, max_inflight, created_at, traceparent = row
+    run_id, job_id, priority, max_inflight, created_at, traceparent, caller = row
     return DispatchableRun(
         run_id=run_id,
         job_id=job_id,
@@ -284,4 +285,5 @@ def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
         max_inflight=max_inflight,
         created_at=created_at,
         traceparent=traceparent,
+        caller=caller,
     )

@@ -377,8 +377,11 @@ async def query_all(
     return found
 
 
-_DISCOVERED = tuple(name for name in DispatchableRun.__struct_fields__ if name != "traceparent")
-"""The trace of a run is not in the dispatch index: only who reads the run itself learns it."""
+_DISCOVERED = tuple(
+    name for name in DispatchableRun.__struct_fields__ if name not in ("traceparent", "caller")
+)
+"""The trace of a run is not in the dispatch index: only who reads the run itself learns it. The
+caller is the end of an entry's place."""
 
 
 @decodes_row
@@ -386,9 +389,15 @@ def _read_change(item: Item) -> DispatchChange:
     """Decode an entry of the dispatch index, which projects everything that discovery needs."""
     works = RunStatus(item["status"]) is RunStatus.RUNNING and not item["paused"]
     run = {name: item[name] for name in _DISCOVERED}
+    run["caller"] = "".join(_caller_of(item[INDEXES[BY_DISPATCH][1]]))
     # Convert strictly, so that a damaged entry fails here and not in the dispatcher.
     read = msgspec.convert(run, DispatchableRun)
     return DispatchChange(read.run_id, read if works else None)
+
+
+def _caller_of(place: str) -> list[str]:
+    """Return the caller of an entry of the dispatch index. Versions before wrote none into it."""
+    return place.split("#", 2)[2:]
 
 
 def _dispatchable(row: RunRow) -> DispatchableRun:
@@ -399,6 +408,7 @@ def _dispatchable(row: RunRow) -> DispatchableRun:
         max_inflight=row.max_inflight,
         created_at=row.run.created_at,
         traceparent=row.run.traceparent,
+        caller=row.caller,
     )
 
 
@@ -503,9 +513,9 @@ class RecentChanges:
         cursor.last, cursor.done = page.last, page.last is None
 
     def _wanted(self, item: Item) -> _Entry | None:
-        """Return the entry of a run that may be wanted. Versions before wrote no caller into it."""
+        """Return the entry of a run that may be wanted."""
         place = str(item[INDEXES[BY_DISPATCH][1]])
-        caller = place.split("#", 2)[2:]
+        caller = _caller_of(place)
         status = item.get("status")
         if status == RunStatus.DELETED or not self._is_kind(status):
             return None

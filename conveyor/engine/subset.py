@@ -1,0 +1,290 @@
+"""The subset of a fleet that serves a run, so that a large fleet does not open all lanes at each of
+its workers.
+
+Every worker decides for itself, from the reports that it has heard, by a rendezvous hash of run and
+worker: the workers with the highest scores serve, as many as can use the job's limit twice over and
+at least a few. A fleet that is no larger serves every run with every worker. Who is silent for
+PATIENCE is left out, so that the next ones by score take its place. Views may differ for a while:
+then more workers than needed serve a run, never none.
+
+Two things widen a subset. While tasks of a run wait for slots, further workers with free slots join
+it. And a run that nobody attends to, as far as is heard, is open to all.
+
+It is pure: it has no clock and asks nobody. All moments are monotonic seconds of this worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+from conveyor.domain.model import DispatchableRun
+from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
+
+PATIENCE = 10.0
+"""Seconds after which a worker without a word is left out, and a run that nobody attends to is open
+to all."""
+REPORT_EVERY = PATIENCE / 2
+"""Most seconds between two reports of a worker in such a fleet: one may be late."""
+REST = 60.0
+"""Seconds for which a worker goes on serving a run once others do: views that differ for a moment
+move nothing."""
+SPARE = 2
+"""Times that the slots of a subset cover the limit of the job."""
+RANKED = 4
+"""Times the workers that a run needs of which the order is kept, for the ones that may join."""
+_LEAST_RANKED = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubsetOptions:
+    """This worker, and how many serve a run: `least`, more where the limit of a job needs them.
+
+    A run that is new to this worker counts as attended to for `grace` seconds, until the others may
+    have found it and said so.
+    """
+
+    worker_id: str
+    slots: int
+    least: int
+    grace: float
+
+
+class _Word(NamedTuple):
+    """The latest report of a worker, and when it was first heard here."""
+
+    report: WorkerReport
+    heard_at: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A run as it is known here. `ranked` are workers by score, the highest first. It was last
+    attended to at `attended_at`; `idle_at` are the workers that found its queue empty, which they
+    may leave alone by now. `short`: its tasks wait for slots."""
+
+    run: DispatchableRun
+    attended_at: float
+    ranked: list[tuple[int, str]]
+    serves: bool = False
+    outside_since: float | None = None
+    idle_at: frozenset[str] = frozenset()
+    short: bool = False
+    calling: dict[str, int] = field(default_factory=dict)
+
+
+class Moves(NamedTuple):
+    """The runs that this worker is to begin to serve, and those that it is to leave to others."""
+
+    begins: Sequence[str]
+    leaves: Sequence[str]
+
+
+class RunSubset:
+    """Choose the runs that one worker serves."""
+
+    def __init__(self, options: SubsetOptions) -> None:
+        self._own = options.worker_id
+        self._least = options.least
+        self._grace = options.grace
+        self._slots = options.slots
+        self._words: dict[str, _Word] = {}
+        self._others: dict[str, WorkerReport] = {}
+        self._own_use = 0
+        self._entries: dict[str, _Entry] = {}
+        self._excused = False
+
+    # -- the fleet --
+
+    def excuse(self) -> None:
+        """Note that the reports could not be read: nobody counts as silent for that."""
+        self._excused = True
+
+    def hear(self, reports: Sequence[WorkerReport], now: float) -> None:
+        """Take in what all workers of the fleet say."""
+        before = self._others
+        self._others = self._live(reports, now)
+        self._rank_anew(
+            joined=self._others.keys() - before.keys(), left=before.keys() - self._others.keys()
+        )
+        sights: dict[str, list[tuple[str, LaneReport]]] = defaultdict(list)
+        for report in reports:
+            if report.worker_id in self._others or report.worker_id == self._own:
+                for lane in report.lanes:
+                    sights[lane.run_id].append((report.worker_id, lane))
+        for run_id, entry in self._entries.items():
+            self._look_after(entry, sights.get(run_id, ()), now)
+
+    def _live(self, reports: Sequence[WorkerReport], now: float) -> dict[str, WorkerReport]:
+        """Take in the reports; return those of the other workers that are not silent."""
+        if self._excused:
+            self._excused = False
+            self._words = {name: word._replace(heard_at=now) for name, word in self._words.items()}
+        named = set()
+        for report in reports:
+            named.add(report.worker_id)
+            known = self._words.get(report.worker_id)
+            if known is None or known.report.said_at != report.said_at:
+                self._words[report.worker_id] = _Word(report, now)
+        own = self._words.pop(self._own, None)
+        if own is not None:
+            self._own_use = own.report.in_use
+        # A report that is gone may come back, as from a store that begins empty.
+        self._words = {
+            name: word
+            for name, word in self._words.items()
+            if name in named or now - word.heard_at < PATIENCE
+        }
+        return {
+            name: word.report
+            for name, word in self._words.items()
+            if now - word.heard_at < PATIENCE
+        }
+
+    def _look_after(
+        self, entry: _Entry, sights: Sequence[tuple[str, LaneReport]], now: float
+    ) -> None:
+        """Note whether anybody attends to a run."""
+        entry.short = any(lane.reason is RunWaitReason.SLOTS for _, lane in sights)
+        entry.calling = {name: lane.calling for name, lane in sights}
+        if sights:
+            is_attended = any(_attends(lane) for _, lane in sights)
+            all_idle = all(lane.empty and not lane.in_flight for _, lane in sights)
+            entry.idle_at = frozenset(name for name, _ in sights) if all_idle else frozenset()
+        else:
+            # Who found a queue empty for long leaves it alone; a long report leaves idle lanes out.
+            is_attended = any(name in self._others or name == self._own for name in entry.idle_at)
+            is_attended |= any(
+                one.lanes_left_out > 0
+                for _, name in entry.ranked[: self._least]
+                if (one := self._others.get(name)) is not None
+            )
+        if is_attended:
+            entry.attended_at = max(entry.attended_at, now)
+
+    # -- the runs --
+
+    def note(self, run: DispatchableRun, now: float, *, is_news: bool) -> bool:
+        """Take in a run that may have work; return whether this worker serves it.
+
+        With `is_news` something has happened to it, so that others look at it anew, too.
+        """
+        entry = self._entries.get(run.run_id)
+        if entry is None:
+            entry = _Entry(run, now + self._grace, self._rank(run))
+            self._entries[run.run_id] = entry
+        elif is_news and entry.idle_at:
+            entry.idle_at = frozenset()
+            entry.attended_at = now + self._grace
+        entry.serves = self._goes_on(entry, now) if entry.serves else self._is_inside(entry, now)
+        return entry.serves
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run that has no work."""
+        self._entries.pop(run_id, None)
+
+    def known(self) -> list[str]:
+        """Return all runs that are known."""
+        return list(self._entries)
+
+    def elsewhere(self) -> list[DispatchableRun]:
+        """Return the runs that other workers serve."""
+        return [entry.run for entry in self._entries.values() if not entry.serves]
+
+    def moves(self, now: float) -> Moves:
+        """Decide about all runs anew. A run that begins is only named: noting it begins it."""
+        begins, leaves = [], []
+        for run_id, entry in self._entries.items():
+            if entry.serves and not self._goes_on(entry, now):
+                entry.serves = False
+                leaves.append(run_id)
+            elif not entry.serves and self._is_inside(entry, now):
+                begins.append(run_id)
+        return Moves(begins, leaves)
+
+    def _goes_on(self, entry: _Entry, now: float) -> bool:
+        """Return whether this worker still serves a run, which others may have taken over."""
+        if self._is_inside(entry, now):
+            entry.outside_since = None
+        elif entry.outside_since is None:
+            entry.outside_since = now
+        return entry.outside_since is None or now - entry.outside_since < REST
+
+    def _is_inside(self, entry: _Entry, now: float) -> bool:
+        if now - entry.attended_at >= PATIENCE:
+            return True
+        slots = 0
+        covered = SPARE * entry.run.max_inflight
+        for place, (_, name) in enumerate(entry.ranked):
+            if place >= self._least and slots >= covered:
+                return entry.short and self._joins(entry, place)
+            if name == self._own:
+                return True
+            slots += self._others[name].slots
+        # Behind all workers of which the order is kept.
+        return False
+
+    def _joins(self, entry: _Entry, place: int) -> bool:
+        """Return whether this worker is among the next ones that have the free slots which the
+        first ones, those of the subset, lack."""
+        missing = entry.run.max_inflight
+        missing -= sum(self._room(entry, name) for _, name in entry.ranked[:place])
+        for _, name in entry.ranked[place:]:
+            if missing <= 0:
+                return False
+            room = self._room(entry, name)
+            if room > 0 and name == self._own:
+                return True
+            missing -= room
+        return False
+
+    def _room(self, entry: _Entry, name: str) -> int:
+        """Return the slots of a worker that are free, or used by this run."""
+        calling = entry.calling.get(name, 0)
+        if name == self._own:
+            return self._slots - self._own_use + calling
+        member = self._others[name]
+        return max(0, member.slots - member.in_use + calling)
+
+    # -- the order of workers --
+
+    def _rank(self, run: DispatchableRun) -> list[tuple[int, str]]:
+        scored = _scores(run.run_id, [self._own, *self._others])
+        return heapq.nlargest(self._kept(run), scored)
+
+    def _kept(self, run: DispatchableRun) -> int:
+        needed = max(self._least, -(-SPARE * run.max_inflight // self._slots))
+        return max(_LEAST_RANKED, RANKED * needed)
+
+    def _rank_anew(self, *, joined: Iterable[str], left: Iterable[str]) -> None:
+        """Bring the order of each run up to date: that of few runs changes, for few workers."""
+        joined, left = list(joined), set(left)
+        if not joined and not left:
+            return
+        for entry in self._entries.values():
+            if any(name in left for _, name in entry.ranked):
+                entry.ranked = self._rank(entry.run)
+                continue
+            added = _scores(entry.run.run_id, joined)
+            entry.ranked = heapq.nlargest(self._kept(entry.run), [*entry.ranked, *added])
+
+
+def _scores(run_id: str, workers: Iterable[str]) -> list[tuple[int, str]]:
+    """Return the score of each worker for a run, the same in every process."""
+    of_run = blake2b(run_id.encode(), digest_size=8)
+    scored = []
+    for worker_id in workers:
+        of_both = of_run.copy()
+        of_both.update(worker_id.encode())
+        scored.append((int.from_bytes(of_both.digest()), worker_id))
+    return scored
+
+
+def _attends(lane: LaneReport) -> bool:
+    """Return whether a worker does what can be done for a run: another one would do no more."""
+    in_hand = lane.in_flight or lane.calling or lane.buffered
+    return bool(in_hand or lane.empty or lane.reason is not None)

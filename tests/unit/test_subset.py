@@ -1,0 +1,349 @@
+"""The subset of a fleet that serves a run: pure, so each worker is asked what it would do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from conveyor.domain.model import DispatchableRun
+from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
+from conveyor.engine.subset import PATIENCE, REST, RunSubset, SubsetOptions
+
+SLOTS = 50
+LEAST = 8
+GRACE = 25.0
+TURN = 10.0
+
+
+def run(name: str, *, limit: int = 100) -> DispatchableRun:
+    return DispatchableRun(
+        run_id=name, job_id=f"job-{name}", priority=5, max_inflight=limit, created_at=0
+    )
+
+
+class Fleet:
+    """Workers that hear each other's reports at every turn; `lanes` are told in the next ones."""
+
+    def __init__(self, workers: int, *, least: int = LEAST) -> None:
+        self.now = 1_000.0
+        self.least = least
+        self.subsets: dict[str, RunSubset] = {}
+        self.lanes: dict[str, tuple[LaneReport, ...]] = {}
+        self.in_use: Counter[str] = Counter()
+        self.silent: set[str] = set()
+        self.served: dict[str, set[str]] = {}
+        self._said: dict[str, WorkerReport] = {}
+        for number in range(workers):
+            self.join(f"w{number}")
+
+    def join(self, name: str) -> None:
+        self.subsets[name] = RunSubset(
+            SubsetOptions(worker_id=name, slots=SLOTS, least=self.least, grace=GRACE)
+        )
+
+    def report(self, name: str) -> WorkerReport:
+        return WorkerReport(
+            worker_id=name,
+            version="0",
+            started_at=0,
+            said_at=round(self.now * 1_000),
+            heartbeat=10.0,
+            slots=SLOTS,
+            in_use=self.in_use[name],
+            lanes=self.lanes.get(name, ()),
+        )
+
+    def turn(self, runs: Iterable[DispatchableRun], *, deaf: Iterable[str] = ()) -> None:
+        """Let all but the deaf hear all reports; the silent ones' stay as they were."""
+        self.now += TURN
+        for name in self.subsets:
+            if name not in self.silent or name not in self._said:
+                self._said[name] = self.report(name)
+        for name, subset in self.subsets.items():
+            if name not in deaf:
+                subset.hear(list(self._said.values()), self.now)
+        self.share_out(runs)
+
+    def share_out(self, runs: Iterable[DispatchableRun]) -> None:
+        runs = list(runs)
+        for name, subset in self.subsets.items():
+            subset.moves(self.now)
+            self.served[name] = {
+                one.run_id for one in runs if subset.note(one, self.now, is_news=False)
+            }
+
+    def serving(self, one: DispatchableRun) -> set[str]:
+        return {
+            name
+            for name, served in self.served.items()
+            if name not in self.silent and one.run_id in served
+        }
+
+    def attend(self, one: DispatchableRun, **fields: object) -> None:
+        """Let all that serve a run tell of calls for it."""
+        told = {"in_flight": 5, "calling": 5, **fields}
+        for name in self.serving(one):
+            others = [lane for lane in self.lanes.get(name, ()) if lane.run_id != one.run_id]
+            lane = LaneReport(run_id=one.run_id, **told)  # type: ignore[arg-type]
+            self.lanes[name] = (*others, lane)
+
+    def settle(self, runs: list[DispatchableRun]) -> None:
+        """Hear each other, and leave to others what is theirs."""
+        for _ in range(2 + round(REST / TURN)):
+            self.turn(runs)
+            for one in runs:
+                self.attend(one)
+
+
+def settled(workers: int, runs: list[DispatchableRun]) -> Fleet:
+    fleet = Fleet(workers)
+    fleet.settle(runs)
+    return fleet
+
+
+def test_a_fleet_that_a_run_needs_serves_it_whole() -> None:
+    runs = [run(f"r{number}") for number in range(20)]
+    fleet = settled(LEAST, runs)
+
+    assert all(fleet.serving(one) == set(fleet.subsets) for one in runs)
+
+
+def test_a_run_is_served_by_as_many_as_use_its_limit_twice_over() -> None:
+    few, many = run("few", limit=100), run("many", limit=1_000)
+    fleet = settled(100, [few, many])
+
+    assert len(fleet.serving(few)) == LEAST
+    assert len(fleet.serving(many)) == 2 * 1_000 / SLOTS
+
+
+@pytest.mark.slow
+def test_runs_are_spread_evenly() -> None:
+    runs = [run(f"r{number}") for number in range(200)]
+    fleet = Fleet(50)
+    fleet.turn([])
+    fleet.turn(runs)
+
+    lanes = Counter(name for one in runs for name in fleet.serving(one))
+    mean = LEAST * len(runs) / 50
+    assert sum(lanes.values()) == LEAST * len(runs)
+    assert min(lanes[name] for name in fleet.subsets) > mean / 2.5
+    assert max(lanes.values()) < 2 * mean
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_moves_only_what_becomes_its_own() -> None:
+    runs = [run(f"r{number}") for number in range(50)]
+    fleet = settled(30, runs)
+    before = {one.run_id: fleet.serving(one) for one in runs}
+
+    fleet.join("new")
+    fleet.settle(runs)
+
+    moved = 0
+    for one in runs:
+        after = fleet.serving(one)
+        assert after == before[one.run_id] or (
+            "new" in after and len(after - before[one.run_id]) == 1
+        )
+        moved += "new" in after
+    assert 0 < moved < 3 * LEAST * len(runs) / 31
+
+
+@pytest.mark.slow
+def test_a_worker_that_goes_moves_only_what_was_its_own() -> None:
+    runs = [run(f"r{number}") for number in range(50)]
+    fleet = settled(30, runs)
+    before = {one.run_id: fleet.serving(one) for one in runs}
+
+    fleet.silent.add("w7")
+    fleet.settle(runs)
+
+    for one in runs:
+        stayed = before[one.run_id] - {"w7"}
+        after = fleet.serving(one)
+        assert stayed <= after
+        assert len(after) == LEAST
+        assert "w7" in before[one.run_id] or after == before[one.run_id]
+
+
+def test_a_worker_that_comes_is_joined_before_anybody_leaves() -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    before = fleet.serving(one)
+    for number in range(100):
+        fleet.join(f"new{number}")
+    fleet.turn([one])
+
+    assert before < fleet.serving(one)
+
+
+@pytest.mark.slow
+def test_a_subset_that_dies_is_replaced_within_ten_seconds_and_a_turn() -> None:
+    one = run("r")
+    fleet = settled(100, [one])
+    fleet.silent |= fleet.serving(one)
+
+    fleet.now -= TURN - PATIENCE + 0.1
+    fleet.turn([one])
+    assert fleet.serving(one) == set(), "its workers are still believed"
+    fleet.turn([one])
+    assert len(fleet.serving(one)) >= LEAST
+    fleet.settle([one])
+    assert len(fleet.serving(one)) == LEAST
+
+
+def test_the_old_word_of_a_dead_worker_does_not_bring_it_back() -> None:
+    one = run("r")
+    fleet = settled(20, [one])
+    fleet.silent |= fleet.serving(one)
+    fleet.turn([one])
+    for _ in range(10):
+        fleet.turn([one])
+        fleet.attend(one)
+        assert len(fleet.serving(one)) >= LEAST
+
+
+@pytest.mark.parametrize("seen", [0, 1, 5, 20])
+def test_views_that_differ_leave_no_run_to_nobody(seen: int) -> None:
+    """Each worker hears only some of the others, and never the same ones."""
+    runs = [run(f"r{number}") for number in range(20)]
+    fleet = Fleet(30)
+    names = list(fleet.subsets)
+    for turn in range(12):
+        fleet.now += TURN
+        for place, name in enumerate(names):
+            heard = [names[(place + 1 + step + turn) % len(names)] for step in range(seen)]
+            fleet.subsets[name].hear([fleet.report(other) for other in heard], fleet.now)
+        fleet.share_out(runs)
+        for one in runs:
+            assert len(fleet.serving(one)) >= LEAST
+            fleet.attend(one)
+
+
+def test_a_fleet_that_cannot_be_seen_stays_as_it_was() -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    before = fleet.serving(one)
+    fleet.now += 20 * PATIENCE
+    for subset in fleet.subsets.values():
+        subset.excuse()
+    fleet.silent = set(fleet.subsets)  # nobody could say a word meanwhile
+    fleet.turn([one])
+    fleet.silent = set()
+
+    assert fleet.serving(one) == before
+
+
+def test_reports_that_a_store_lost_may_come_back() -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    before = fleet.serving(one)
+    fleet.now += PATIENCE / 2
+    for subset in fleet.subsets.values():
+        subset.hear([], fleet.now)
+    fleet.share_out([one])
+    assert fleet.serving(one) == before
+
+
+def test_a_run_that_nobody_attends_to_is_open_to_all_after_ten_seconds() -> None:
+    """Its workers live and say so, yet none has a lane for it."""
+    one = run("r")
+    fleet = settled(30, [one])
+    assert len(fleet.serving(one)) == LEAST
+    fleet.lanes.clear()
+
+    fleet.turn([one])
+    assert fleet.serving(one) == set(fleet.subsets)
+    for _ in range(round(REST / TURN) + 2):
+        fleet.attend(one)
+        fleet.turn([one])
+    assert len(fleet.serving(one)) == LEAST
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"in_flight": 0, "calling": 0, "empty": True},
+        {"in_flight": 0, "calling": 0, "reason": RunWaitReason.PERMITS_CLOSED},
+        {"in_flight": 1, "calling": 1},
+    ],
+)
+def test_a_run_that_waits_for_something_else_is_not_opened(fields: dict[str, object]) -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    for _ in range(5):
+        fleet.attend(one, **fields)
+        fleet.turn([one])
+    assert len(fleet.serving(one)) == LEAST
+
+
+def test_a_queue_that_was_empty_for_long_is_left_alone_until_there_is_news() -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    fleet.attend(one, in_flight=0, calling=0, empty=True)
+    fleet.turn([one])
+    fleet.lanes.clear()  # let go
+    for _ in range(5):
+        fleet.turn([one])
+    served = fleet.serving(one)
+    assert len(served) == LEAST
+
+    for subset in fleet.subsets.values():
+        subset.note(one, fleet.now, is_news=True)
+    fleet.share_out([one])
+    assert fleet.serving(one) == served
+    for _ in range(5):
+        fleet.turn([one])
+    assert fleet.serving(one) == set(fleet.subsets), "nobody took it up again"
+
+
+def test_a_run_that_is_new_is_left_to_its_subset_until_it_can_have_been_heard() -> None:
+    fleet = settled(30, [run("old")])
+    one = run("new")
+    fleet.share_out([one])
+    assert len(fleet.serving(one)) == LEAST
+    for _ in range(2):
+        fleet.turn([one])
+        assert len(fleet.serving(one)) == LEAST
+    fleet.attend(one)
+    fleet.turn([one])
+    assert len(fleet.serving(one)) == LEAST
+
+
+def test_workers_with_free_slots_join_a_run_that_waits_for_slots() -> None:
+    one = run("r", limit=100)
+    fleet = settled(30, [one])
+    base = fleet.serving(one)
+    for name in base:
+        fleet.in_use[name] = SLOTS
+    fleet.attend(one, in_flight=1, calling=1, reason=RunWaitReason.SLOTS)
+    full = sorted(set(fleet.subsets) - base)[:15]
+    for name in full:
+        fleet.in_use[name] = SLOTS
+
+    fleet.turn([one])
+    joined = fleet.serving(one) - base
+    assert 1 <= len(joined) <= 3, "as many as lack"
+    assert not joined & set(full)
+
+
+def test_a_full_fleet_does_not_widen_its_subsets() -> None:
+    one = run("r", limit=100)
+    fleet = settled(30, [one])
+    base = fleet.serving(one)
+    fleet.in_use.update(dict.fromkeys(fleet.subsets, SLOTS))
+    fleet.attend(one, in_flight=1, calling=1, reason=RunWaitReason.SLOTS)
+    fleet.turn([one])
+    assert fleet.serving(one) == base
+
+
+def test_a_run_without_work_is_forgotten() -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    for subset in fleet.subsets.values():
+        subset.forget("r")
+        assert subset.known() == []
+        assert subset.elsewhere() == []
+        assert subset.moves(fleet.now) == ([], [])
