@@ -91,18 +91,20 @@ async def open_dev(
     service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
     _measure(telemetry, binding, worker, service)
     readiness = Readiness()
+    limits = _app_options(
+        settings,
+        clock,
+        worker,
+        inbox=_inbox(binding, clock, older) if inbox else None,
+        tracer=tracer or NO_TRACER,
+    )
+    telemetry.histogram("http_seconds", limits.took)
     app = create_app(
         service,
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
         clock=clock,
-        options=_app_options(
-            settings,
-            clock,
-            worker,
-            inbox=_inbox(binding, clock, older) if inbox else None,
-            tracer=tracer or NO_TRACER,
-        ),
+        options=limits,
     )
 
     return Runtime(

@@ -63,7 +63,7 @@ from conveyor.ports.records import JobLookup, WorkerRuns
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
-from conveyor.ports.workers import Workers
+from conveyor.ports.workers import FleetPause, Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.context import ServiceOptions
@@ -296,7 +296,7 @@ class LoopOptions:
     adds workers by it; how many tasks ended, and how events are delivered, for alarms. The worker
     reports what it does once a heartbeat, and each `report_every` seconds if that is less. `tracer`
     records what is sampled. With `run_workers` a run is served by at least so many workers of the
-    fleet, else by every worker.
+    fleet, else by every worker. Nothing new starts while there is a `pause`.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -306,6 +306,7 @@ class LoopOptions:
     report_every: float = math.inf
     tracer: Tracer = NO_TRACER
     run_workers: int = 0
+    pause: FleetPause = field(default_factory=FleetPause)
 
 
 USUAL = LoopOptions()
@@ -388,6 +389,7 @@ def _dispatch_options(
         polling=options.polling,
         picking=options.picking(),
         outages=outages,
+        pause=options.pause,
     )
 
 
@@ -416,7 +418,7 @@ def assemble_worker(
             worker=name,
             telemetry=telemetry,
             outages=outages,
-            tracer=options.tracer,
+            options=options,
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
@@ -428,8 +430,12 @@ def assemble_worker(
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("lanes", lambda: len(dispatcher.lanes.serving()))
     telemetry.gauge("queue_depth", dispatcher.depth)
+    telemetry.gauge("fleet_paused", lambda: options.pause.since is not None)
     _measure_outages(telemetry, outages)
-    counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
+    counting = []
+    if options.logs_backlog:
+        tell = Backlog(dispatcher.lanes, ports.queues, options.pause).tell
+        counting = [_minutely(tell, clock, what="counting the backlog")]
     about = Reported(dispatcher, policy, outages)
     reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
     return Worker(
@@ -544,7 +550,7 @@ def _task_handler(
     worker: str,
     telemetry: Telemetry,
     outages: Outages,
-    tracer: Tracer,
+    options: LoopOptions,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -556,7 +562,8 @@ def _task_handler(
             gateway=ports.gateway,
             pipeline=ports.pipeline,
             outages=outages,
-            tracer=tracer,
+            tracer=options.tracer,
+            pause=options.pause,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
@@ -574,6 +581,9 @@ def _task_handler(
             max_result_bytes=settings.max_result_bytes,
             max_interruptions=settings.max_interruptions,
             pack_bodies=settings.pack_bodies,
+            log_ratio=settings.task_log_ratio,
+            # The logs of a fleet are read by more people than its results.
+            logs_urls=not settings.role,
         ),
     )
 
@@ -732,11 +742,6 @@ def _schedule_ticker(
     telemetry.gauge("fire_late_seconds", lambda: scheduler.late)
     what = "the look for due schedules"
     return Ticker(scheduler.fire, clock, interval=settings.schedule_interval, what=what)
-
-
-def _backlog_teller(dispatcher: Dispatcher, queues: Queues, clock: Clock) -> Ticker:
-    tell = Backlog(dispatcher.lanes, queues).tell
-    return _minutely(tell, clock, what="counting the backlog")
 
 
 def _minutely(tell: Callable[[], Awaitable[None]], clock: Clock, *, what: str) -> Ticker:

@@ -24,6 +24,7 @@ from conveyor.bootstrap.loop import (
 )
 from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.histogram import Histogram
 from conveyor.engine.policy import PolicyFactory
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import LoopLag, Telemetry
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from conveyor.engine.tracing import OpenTelemetryTracer
     from conveyor.prod.admin.administration import Administration
     from conveyor.prod.admin.dead_letters import DeadLetters
+    from conveyor.prod.admin.run_look import RunLook
     from conveyor.prod.aws.calls import Aws
     from conveyor.prod.binding import ProdBinding
     from conveyor.prod.dynamodb.store import DynamoStore
@@ -127,13 +129,14 @@ async def open_role(
             logs_backlog=True,
             tracer=tracer or NO_TRACER,
             run_workers=settings.run_workers,
+            pause=binding.pause,
         )
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
         service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
         progress = service.progress
-        _measure_api(telemetry, binding, service, lag)
         limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
+        _measure_api(telemetry, binding, service, lag, took=limits.took)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
     stuck = _stuck(lag, worker, watched)
     return RoleRuntime(
@@ -195,6 +198,16 @@ async def open_records(settings: Settings, clock: Clock) -> AsyncIterator[Dynamo
 
     async with open_records(_options(settings), clock) as store:
         yield store
+
+
+async def look_at_run(settings: Settings, run_id: str, clock: Clock) -> RunLook:
+    """Look at a run for an administrator. Raises ConveyorError(not_found)."""
+    with _extra():
+        from conveyor.prod.admin.run_look import look_at_run
+        from conveyor.prod.binding import open_fleet
+
+    async with open_fleet(_options(settings), clock) as fleet:
+        return await look_at_run(fleet, run_id, clock, heartbeat=settings.heartbeat)
 
 
 def _worker(
@@ -334,6 +347,7 @@ def _measure(
     telemetry.total("store_rows_read", lambda: store.rows_read)
     telemetry.total("store_rows_returned", lambda: store.rows_returned - discarded())
     telemetry.family("aws_calls", lambda: stats.calls.items())
+    telemetry.histogram("aws_seconds", stats.took)
     telemetry.family("aws_retries", lambda: stats.retries.items())
     telemetry.family("aws_throttles", lambda: stats.throttles.items())
     telemetry.family("aws_undone", lambda: stats.undone.items())
@@ -345,8 +359,9 @@ def _measure(
 
 
 def _measure_api(
-    telemetry: Telemetry, binding: ProdBinding, service: Service, lag: LoopLag
+    telemetry: Telemetry, binding: ProdBinding, service: Service, lag: LoopLag, *, took: Histogram
 ) -> None:
+    telemetry.histogram("http_seconds", took)
     results, progress = service.results, service.progress
     _measure(telemetry, binding, lag=lag, discarded=lambda: results.rows_discarded)
     telemetry.gauge("streams", lambda: progress.streams)

@@ -28,10 +28,14 @@ def _key_hash_line(_context: click.Context, _option: click.Parameter, value: str
     return word.lower()
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
 @click.group(invoke_without_command=True, no_args_is_help=False)
 @click.pass_context
 def admin(context: click.Context) -> None:
-    """Create, check and remove the AWS resources of a fleet; manage dead letters and schedules.
+    """Create, check and remove the AWS resources of a fleet; look at a run, pause all; manage dead
+    letters and schedules.
 
     Environment variables CONVEYOR_… name the fleet and its region.
     """
@@ -50,14 +54,66 @@ def init() -> int:
 
 
 @admin.command()
-def check() -> int:
+@json_option
+def check(as_json: bool) -> int:
     """Check every resource, the clock and the permissions.
 
     Prints one line for each, ok or the fault; exits with 1 after any fault.
     """
     from conveyor.roles.admin import check
 
-    return _run(check)
+    async def checked(settings: Settings, say: Say) -> int:
+        return await check(settings, say, as_json=as_json)
+
+    return _run(checked)
+
+
+@admin.command("run")
+@click.argument("run_id", metavar="RUN")
+@json_option
+def show_run(run_id: str, as_json: bool) -> int:
+    """Show why a run is as slow as it is.
+
+    Permits in use and their holders, the ceiling after refusals for load, the depth of its queue,
+    when its counters changed, the workers that have it in hand, and why it waits.
+    """
+    from conveyor.roles.admin import show_run
+
+    async def shown(settings: Settings, say: Say) -> int:
+        return await show_run(settings, say, run_id, as_json=as_json)
+
+    return _run(shown)
+
+
+fleet_option = click.option(
+    "--fleet",
+    is_flag=True,
+    required=True,
+    expose_value=False,
+    help="The whole fleet; needed, as a confirmation.",
+)
+
+
+@admin.command("pause")
+@fleet_option
+def pause_fleet() -> int:
+    """Let nothing new start in the whole fleet, until it is resumed.
+
+    Within 10 seconds workers receive no message and make no further call. Calls under way end and
+    are settled. The API goes on, and schedules fire: their runs wait.
+    """
+    from conveyor.roles.admin import pause
+
+    return _run(pause)
+
+
+@admin.command("resume")
+@fleet_option
+def resume_fleet() -> int:
+    """Let a paused fleet go on."""
+    from conveyor.roles.admin import resume
+
+    return _run(resume)
 
 
 @admin.command()
@@ -140,7 +196,8 @@ def dlq(context: click.Context) -> None:
 
 @dlq.command("list")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True)
-def list_letters(limit: int) -> int:
+@json_option
+def list_letters(limit: int, as_json: bool) -> int:
     """List dead letters: id, age, kind, job, run, and the reason if there is one.
 
     An unreadable letter is listed with the fault.
@@ -150,7 +207,7 @@ def list_letters(limit: int) -> int:
     from conveyor.roles.admin import list_letters
 
     async def listed(settings: Settings, say: Say) -> int:
-        return await list_letters(settings, say, limit=limit)
+        return await list_letters(settings, say, limit=limit, as_json=as_json)
 
     return _run(listed)
 
@@ -193,7 +250,8 @@ def schedules(context: click.Context) -> None:
 
 
 @schedules.command("list")
-def list_schedules() -> int:
+@json_option
+def list_schedules(as_json: bool) -> int:
     """List scheduled jobs of all callers: state, next fire, hash of the key.
 
     A key that is no longer in CONVEYOR_API_KEYS is marked: its schedules still fire. Without the
@@ -201,7 +259,10 @@ def list_schedules() -> int:
     """
     from conveyor.roles.admin import list_schedules
 
-    return _run(list_schedules)
+    async def listed(settings: Settings, say: Say) -> int:
+        return await list_schedules(settings, say, as_json=as_json)
+
+    return _run(listed)
 
 
 key_hash_option = click.option(

@@ -14,7 +14,7 @@ from conveyor.client.program import SUCCEEDED
 from conveyor.client.watch import summary
 from conveyor.client.wire import JobReply, RunReply, RunWaitReply
 from conveyor.domain.model import JobStatus, RunStatus
-from conveyor.domain.run_waits import RunWaitReason
+from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
 
 ON_THE_HOST = frozenset({"worker", "admin"})
 """Commands that talk to no server."""
@@ -127,7 +127,9 @@ def _watching(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]
     return "It goes on by itself", ("watch", job.job_id)
 
 
-def _resuming(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+def _resuming(job: JobReply, wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    if wait.detail == FLEET_PAUSED:
+        return "Its operator lets it go on", ("admin", "resume", "--fleet")
     return "Let it go on", ("resume", job.job_id)
 
 

@@ -22,6 +22,10 @@ STALE_AFTER = 2
 """Heartbeats after which a word is told as an old one."""
 
 
+FLEET_PAUSED = "the fleet is paused by an operator: nothing new starts"
+"""The detail of every run that waits while the fleet is paused."""
+
+
 class RunWaitReason(StrEnum):
     """The one reason that is told is the first of these that holds."""
 
@@ -82,7 +86,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
     It says one each `heartbeat` seconds, and its claims last for `claim_seconds` from then on.
     `in_use` of its `slots` make a call. `away` names what all its work waits for. `lanes_left_out`
-    counts the lanes that had no room.
+    counts the lanes that had no room. `paused_since` is the instant of an operator's order that
+    nothing new starts, if the worker heard one.
     """
 
     worker_id: str
@@ -96,6 +101,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     away: tuple[str, ...] = ()
     lanes: tuple[LaneReport, ...] = ()
     lanes_left_out: int = 0
+    paused_since: int | None = None
 
     def is_silent(self, now: int) -> bool:
         """Tell whether the worker has said nothing for SILENT_AFTER heartbeats."""
@@ -165,6 +171,11 @@ class Crew:
             for lane in worker.lanes:
                 self._sights[lane.run_id].append((worker, lane))
 
+    def paused_since(self, now: int) -> int | None:
+        """Return since when workers start nothing because an operator paused the fleet."""
+        told = [one.paused_since for one in self.reports if not one.is_silent(now)]
+        return min((since for since in told if since is not None), default=None)
+
     def sights(self, run_id: str) -> list[Sight]:
         """Return what each worker sees of a run."""
         return self._sights.get(run_id, [])
@@ -197,6 +208,9 @@ def _holds(run: Run, crew: Crew | None, now: int) -> list[Hold]:
     holds: list[Hold] = []
     if run.status not in LIVE_RUN_STATES:
         return holds
+    paused_since = None if crew is None else crew.paused_since(now)
+    if paused_since is not None:
+        holds.append(Hold(RunWaitReason.PAUSED, paused_since, FLEET_PAUSED))
     if run.paused:
         holds.append(Hold(RunWaitReason.PAUSED, run.updated_at, "the run is paused"))
     if run.status is not RunStatus.RUNNING:

@@ -48,6 +48,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Handler, Held, Outcome, StagedHandler
 from conveyor.ports.queues import Delivery, QueueMissing, Queues
+from conveyor.ports.workers import FleetPause
 
 ERROR_PAUSE = 1.0
 IDLE_WAIT = 60.0
@@ -63,7 +64,7 @@ class DispatchOptions:
 
     It makes up to `slots` gateway calls at a time, and a receive hides messages for `visibility`
     seconds. A queue gives a message up after `max_receives`. One `picking` serves one dispatcher.
-    Tasks are begun as `outages` lets them pass.
+    Tasks are begun as `outages` lets them pass, and nothing is while there is a `pause`.
     """
 
     slots: int
@@ -72,6 +73,7 @@ class DispatchOptions:
     polling: Polling
     picking: PickingRule = field(default_factory=LeastInFlight)
     outages: Outages | None = None
+    pause: FleetPause = field(default_factory=FleetPause)
 
 
 _log = logging.getLogger("conveyor.engine")
@@ -108,6 +110,8 @@ class Dispatcher:
         self._visibility = options.visibility
         self._polling = options.polling
         self._outages = options.outages or Outages(clock)
+        self._pause = options.pause
+        self._pause.on_change(self._note_pause)
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(tasks=task_handler, control=control_handler)
         self._stages, at_once = _stages_of(task_handler)
@@ -174,6 +178,11 @@ class Dispatcher:
         return self._calling
 
     @property
+    def paused_since(self) -> int | None:
+        """The instant of an operator's order that nothing new starts; None without one."""
+        return self._pause.since
+
+    @property
     def is_full(self) -> bool:
         """True while no slot can take another message."""
         return self._planner.room(0) <= 0
@@ -206,6 +215,8 @@ class Dispatcher:
             self._acknowledger.stop()
 
     async def _run_slots(self, grace: float) -> None:
+        if self._pause.since is not None:
+            self._note_pause()
         async with anyio.create_task_group() as outer:
             outer.start_soon(self._ring_timers)
             outer.start_soon(self._renewals.run)
@@ -225,13 +236,33 @@ class Dispatcher:
             self._stages.hurry()
         self._drained.set()
         self._timer_wake.set()
+        self._let_go()
+        while self._parked:
+            self._wake_one()
+
+    def _let_go(self) -> None:
+        """Give back what has not begun, and wait for no message."""
         for lane in self.lanes:
             self._withdraw(lane)
             self._spawn(partial(self._empty_buffer, lane))
         for scope in self._waiting_receives:
             scope.cancel()
-        while self._parked:
+
+    def _note_pause(self) -> None:
+        """Begin nothing more, or go on, as an operator has ordered for the whole fleet."""
+        if self._pause.since is None:
+            _log.warning("the fleet is resumed: work goes on")
             self._wake_one()
+            return
+        _log.warning("the fleet is paused by an operator: nothing new starts")
+        self._let_go()
+        for ready in (self._ready_control, self._ready):
+            while ready:
+                self._spawn(partial(self._give_up, [ready.popleft()]))
+
+    @property
+    def _begins_nothing(self) -> bool:
+        return self._stopping or self._pause.since is not None
 
     async def _cut_off(self, workers: TaskGroup, grace: float) -> None:
         await self._drained.wait()
@@ -326,7 +357,9 @@ class Dispatcher:
             else:
                 now = self._clock.monotonic()
                 most = self._outages.most_to_ask(now) if self._outages.is_shut else None
-                plan = self._planner.plan(now, self._pace.allowance(now), most)
+                plan = None
+                if self._pause.since is None:
+                    plan = self._planner.plan(now, self._pace.allowance(now), most)
                 if plan is None:
                     await self._park()
                     woken = True
@@ -352,6 +385,8 @@ class Dispatcher:
 
     def _may_take(self) -> bool:
         """Return whether there is a message that is ready, and a slot for it."""
+        if self._pause.since is not None:
+            return False
         if self._ready_control:
             return True
         if not self._ready or self._calling >= self._slots:
@@ -362,7 +397,7 @@ class Dispatcher:
         """Receive and claim beside the slots what they will soon need, many at a time."""
         if not self._pace.claims_ahead or len(self._ready) > self._pace.low:
             return
-        if self._outages.is_shut:
+        if self._outages.is_shut or self._pause.since is not None:
             return
         now = self._clock.monotonic()
         ahead = self._pace.allowance(now)
@@ -445,8 +480,9 @@ class Dispatcher:
         """Hand the messages that have permits to the slots, and put the rest into the buffer."""
         lane = plan.lane
         lane.found()
-        if lane.closed or lane.dropped or self._stopping:
-            # The run was paused or ended, or this worker stops, while the receive was under way.
+        if lane.closed or lane.dropped or self._begins_nothing:
+            # The run was paused or ended, or this worker stops or is paused, while the receive was
+            # under way.
             self._planner.free(lane, min(len(received), plan.count))
             await self._give_back(lane, received)
             await self._tidy(lane)
@@ -485,7 +521,7 @@ class Dispatcher:
             else:
                 message.held = claim
                 left.append(message)
-        if lane.closed or lane.dropped or self._stopping or lane.withdrawals > withdrawals:
+        if lane.closed or lane.dropped or self._begins_nothing or lane.withdrawals > withdrawals:
             await self._give_up(left)
             return []
         return left
@@ -599,7 +635,7 @@ class Dispatcher:
             partial(self._try, message),
             self._clock,
             receives=message.delivery.receive_count,
-            keeps=lambda: not (lane.is_control or self._stopping),
+            keeps=lambda: not (lane.is_control or self._begins_nothing),
             away=partial(self._rest, lane),
             tries=message.tries,
             failure=failure,
@@ -666,7 +702,7 @@ class Dispatcher:
         pause = pause_in_place(
             error,
             message.tries,
-            keeps=lambda: not (message.is_kept or self._stopping),
+            keeps=lambda: not (message.is_kept or self._begins_nothing),
             away=partial(self._rest, message.lane),
         )
         if pause is None or self._workers is None:
@@ -680,6 +716,9 @@ class Dispatcher:
         except BaseException:
             await self._give_up([message])
             raise
+        if self._pause.since is not None:
+            await self._give_up([message])
+            return
         message.since = self._clock.monotonic()
         message.has_slot = True
         self._planner.take_slot(message.lane)

@@ -125,6 +125,7 @@ class WorkerReporter:
             in_use=self._dispatcher.calling,
             claim_seconds=options.claim_seconds,
             away=tuple(outage.shared.value for outage in away),
+            paused_since=self._dispatcher.paused_since,
         )
 
     def _lane(self, lane: Lane, away: Sequence[Outage], now: float, wall: int) -> LaneReport:

@@ -9,6 +9,7 @@ alone would not show it: a worker whose slots are taken receives from no queue.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,15 +18,23 @@ from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
+from prometheus_client.utils import floatToGoString
 
 from conveyor.aio.concurrency import for_each
 from conveyor.aio.log_output import lost_lines
+from conveyor.domain.histogram import CALL, STORE, WAIT, Histogram
 from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import run_queue
+from conveyor.ports.workers import FleetPause
 
 MOST = 1_000
 """Most queues asked for one count: if there are more, those asked longest ago."""
@@ -47,9 +56,12 @@ class Backlog:
     """Count the messages in the queues of open lanes, and of the runs that other workers serve, so
     that each worker tells the same of the fleet."""
 
-    def __init__(self, lanes: Lanes, queues: MessageCounter) -> None:
+    def __init__(
+        self, lanes: Lanes, queues: MessageCounter, pause: FleetPause | None = None
+    ) -> None:
         self._lanes = lanes
         self._queues = queues
+        self._pause = pause or FleetPause()
         self._counts: dict[str, int] = {}
 
     async def tell(self) -> None:
@@ -75,7 +87,9 @@ class Backlog:
 
     def runnable(self) -> int:
         """Return how many of the counted messages may be worked at a time: of each job at most as
-        many as its limit, whatever else waits."""
+        many as its limit, whatever else waits, and none while the fleet is paused."""
+        if self._pause.since is not None:
+            return 0
         queues = {lane.queue: (lane.job_id, lane.limit) for lane in self._lanes}
         for run in self._lanes.elsewhere():
             queues[run_queue(run.run_id)] = run.job_id, run.max_inflight
@@ -93,7 +107,7 @@ class Backlog:
         self._counts[queue] = count
 
 
-COUNTER, GAUGE = "counter", "gauge"
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 # The programs that serve a metric.
 SERVERS = "conveyor-dev, conveyor api"
@@ -131,6 +145,26 @@ METRICS: dict[str, MetricInfo] = {
         COUNTER,
         "Gateway calls that ended",
         {"outcome": ("successful", "retry", "failed", "refused")},
+    ),
+    "gateway_seconds": MetricInfo(
+        HISTOGRAM,
+        "Seconds of a gateway call, until its body was there; a large one was stored meanwhile",
+        {"outcome": ("successful", "failed")},
+    ),
+    "start_wait_seconds": MetricInfo(
+        HISTOGRAM,
+        "Seconds from when a task could begin, because it was submitted or its retry was due, to "
+        "its call: waits for a permit, a slot or a paused run among them",
+    ),
+    "settlement_seconds": MetricInfo(
+        HISTOGRAM,
+        "Seconds from the answer of a gateway to the settlement of its task, the body stored",
+    ),
+    "http_seconds": MetricInfo(
+        HISTOGRAM,
+        "Seconds from the head of a request to the head of its answer",
+        {"method": (), "route": (), "status": ("1xx", "2xx", "3xx", "4xx", "5xx")},
+        SERVERS,
     ),
     "tasks": MetricInfo(COUNTER, "Tasks that ended", {"state": ("successful", "failed")}),
     "body_objects": MetricInfo(
@@ -204,6 +238,11 @@ METRICS: dict[str, MetricInfo] = {
     "away": MetricInfo(
         GAUGE, "Shared things, the result store among them, that work waits for", served_by=WORKERS
     ),
+    "fleet_paused": MetricInfo(
+        GAUGE,
+        "1 while an operator has paused the fleet, as this worker last heard; else 0",
+        served_by=WORKERS,
+    ),
     "permits": MetricInfo(GAUGE, "Permits in this worker's hand", served_by=WORKERS),
     "lanes": MetricInfo(GAUGE, "Runs that this worker serves", served_by=WORKERS),
     "queue_depth": MetricInfo(
@@ -225,6 +264,12 @@ METRICS: dict[str, MetricInfo] = {
         COUNTER,
         "Tries of calls to AWS; a condition that was not met is a refusal",
         {**_CALL, "outcome": ("ok", "refused", "failed")},
+        PRODUCTION,
+    ),
+    "aws_seconds": MetricInfo(
+        HISTOGRAM,
+        "Seconds of a try of a call to AWS, the wait for a connection and long polls among them",
+        _CALL,
         PRODUCTION,
     ),
     "aws_retries": MetricInfo(COUNTER, "Calls to AWS made again", _CALL, PRODUCTION),
@@ -267,6 +312,12 @@ class Telemetry(Collector):
         self.tasks: dict[str, int] = {}
         self.callbacks: dict[str, int] = {}
         self.webhook_attempts: dict[str, int] = {}
+        self._calls, self._waits, self._settlements = map(Histogram, (CALL, WAIT, STORE))
+        self._histograms: list[tuple[str, Histogram]] = [
+            ("gateway_seconds", self._calls),
+            ("start_wait_seconds", self._waits),
+            ("settlement_seconds", self._settlements),
+        ]
         self._gauges: list[tuple[str, Callable[[], float]]] = []
         self._totals: list[tuple[str, Callable[[], float]]] = [("log_lines_lost", lost_lines)]
         self._families: list[tuple[str, Read]] = []
@@ -299,6 +350,18 @@ class Telemetry(Collector):
         """Count a gateway call that has ended."""
         self.gateway_calls[outcome] = self.gateway_calls.get(outcome, 0) + 1
 
+    def gateway_took(self, seconds: float, outcome: str, *, traceparent: str) -> None:
+        """Count how long a gateway call took."""
+        self._calls.observe(seconds, outcome, traceparent=traceparent)
+
+    def task_began(self, waited: float) -> None:
+        """Count how long a task waited for its call."""
+        self._waits.observe(waited)
+
+    def task_settled(self, seconds: float) -> None:
+        """Count how long a settlement was waited for."""
+        self._settlements.observe(seconds)
+
     def task_ended(self, state: str) -> None:
         """Count a task that has reached a terminal state."""
         self.tasks[state] = self.tasks.get(state, 0) + 1
@@ -323,6 +386,10 @@ class Telemetry(Collector):
         """Expose counters of METRICS with labels that another object keeps."""
         self._families.append((name, read))
 
+    def histogram(self, name: str, histogram: Histogram) -> None:
+        """Expose a histogram of METRICS that another object keeps."""
+        self._histograms.append((name, histogram))
+
     def exemplars(self, read: Callable[[], Mapping[tuple[str, str], str]]) -> None:
         """Show the latest traces beside the counts of what they traced. `read` returns their ids,
         by the name of the trace and its outcome."""
@@ -339,6 +406,8 @@ class Telemetry(Collector):
             yield CounterMetricFamily(*_described(name), value=read())
         for name, read_all in self._families:
             yield _with_labels(name, read_all())
+        for name, histogram in self._histograms:
+            yield _as_histogram(name, histogram)
         for name, read in self._gauges:
             yield GaugeMetricFamily(*_described(name), value=read())
 
@@ -375,6 +444,20 @@ def _with_labels(
                 exemplar=exemplar,
             )
         )
+    return family
+
+
+def _as_histogram(name: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(*_described(name), labels=list(METRICS[name].labels))
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    for labels, buckets in histogram.read():
+        rows: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+        for at, count in enumerate(itertools.accumulate(buckets.counts)):
+            trace_id, seconds = buckets.traces.get(at, ("", 0.0))
+            row = bounds[at], float(count)
+            exemplar = Exemplar({"trace_id": trace_id}, seconds)
+            rows.append((*row, exemplar) if trace_id else row)
+        family.add_metric(labels, rows, buckets.sum)
     return family
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from opentelemetry.trace.status import Status
 
 from conveyor import __version__
 from conveyor.ports.clock import Clock
-from conveyor.ports.tracing import Recording
+from conveyor.ports.tracing import Recording, is_sampled
 
 MOST_WAITING = 2_048
 """Spans that wait to be sent."""
@@ -98,11 +97,11 @@ class OpenTelemetryTracer:
             Resource.create({"service.name": service, "service.version": __version__}),
             clock,
         )
-        self._below = round(ratio * (1 << 32))
+        self._ratio = ratio
 
     def begin(self, name: str, key: str, *, started_at: int) -> Recording | None:
         """Begin a trace if the key is sampled."""
-        if zlib.crc32(key.encode()) >= self._below:
+        if not is_sampled(key, self._ratio):
             return None
         return self.begin_always(name, started_at=started_at)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -65,7 +65,8 @@ from conveyor.ports.tasks import (
     SettleRequest,
     TaskClaims,
 )
-from conveyor.ports.tracing import NO_TRACER, Recording, Tracer
+from conveyor.ports.tracing import NO_TRACER, Recording, Tracer, is_sampled
+from conveyor.ports.workers import FleetPause
 from conveyor.records.blob_keys import result_key
 from conveyor.records.job_templates import JobTemplate, JobTemplates
 from conveyor.wire.errors import is_shortage
@@ -92,8 +93,12 @@ _log = logging.getLogger("conveyor.tasks")
 
 
 class TaskOptions(msgspec.Struct, frozen=True):
-    """The worker's name in claims, the length of a claim, and the bounds of work. With
-    `pack_bodies` small bodies of a run are stored together, where tasks are settled one by one."""
+    """The worker's name in claims, the length of a claim, and the bounds of work.
+
+    Of tasks that ended well, the share `log_ratio` is logged; with `logs_urls` each by its URL.
+    With `pack_bodies` small bodies of a run are stored together, where tasks are settled one by
+    one.
+    """
 
     worker: str
     visibility: float
@@ -101,6 +106,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
     max_result_bytes: int
     max_interruptions: int
     pack_bodies: bool = False
+    log_ratio: float = 1.0
+    logs_urls: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +124,16 @@ class TaskPorts:
     pipeline: Pipeline | None = None
     outages: Outages | None = None
     tracer: Tracer = NO_TRACER
+    pause: FleetPause = field(default_factory=FleetPause)
 
 
 @dataclass(slots=True, eq=False)
 class ClaimedTask(Held):
     """A task in work, from its claim to its settlement. `trace` records it if it is sampled.
 
-    `note` is that of its call in the ledger of calls. Once the gateway has answered, `settlement`
-    is to be written, and before it `body` to be stored under `blob_key`, unless `stored` says that
-    it is. `error` says what came in the way.
+    `note` is that of its call in the ledger of calls. Once the gateway has answered, at the
+    monotonic time `answered_at`, `settlement` is to be written, and before it `body` to be stored
+    under `blob_key`, unless `stored` says that it is. `error` says what came in the way.
     """
 
     task: Task
@@ -133,6 +141,7 @@ class ClaimedTask(Held):
     receives: int
     note: int = -1
     started_at: int = 0
+    answered_at: float | None = None
     template: JobTemplate | None = None
     settlement: Settlement = Released()
     blob_key: str = ""
@@ -179,6 +188,7 @@ class TaskHandler(StagedHandler):
         self._gateway = ports.gateway
         self._pipeline = ports.pipeline
         self._tracer = ports.tracer
+        self._pause = ports.pause
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
         self._clock = clock
@@ -326,6 +336,7 @@ class TaskHandler(StagedHandler):
         self, delivery: Delivery, request: ClaimRequest, claim: Claim
     ) -> ClaimedTask | Outcome:
         message = delivery.message
+        assert isinstance(message, TaskMessage)
         if isinstance(claim, Claimed):
             task = claim.task
             claimed = _HeldClaim(task.claim_number, request.claimed_until)
@@ -344,7 +355,7 @@ class TaskHandler(StagedHandler):
             )
         if claim.run_status is not None:
             settled = Settled(True, claim.run_status)
-            return self._ended(request.run_id, request.task_id, None, settled)
+            return self._ended(message, None, settled)
         return ACKNOWLEDGE
 
     async def _release(self, request: ClaimRequest) -> None:
@@ -437,6 +448,8 @@ class TaskHandler(StagedHandler):
         """Call the gateway, and decide on the settlement; return the outcome if there is nothing
         left to settle."""
         held.started_at = self._clock.now()
+        could_begin = max(held.task.created_at, held.task.not_before)
+        self._observer.task_began((held.started_at - could_begin) / 1_000)
         if held.trace is not None:
             await self._link(held.trace, held.task.run_id)
         try:
@@ -459,6 +472,7 @@ class TaskHandler(StagedHandler):
                 return await self._refused(held, failure)
             held.settlement = self._verdict(held, failure)
         finally:
+            held.answered_at = self._clock.monotonic()
             if held.trace is not None:
                 held.trace.part("gateway", held.started_at, self._clock.now())
         return None
@@ -490,6 +504,8 @@ class TaskHandler(StagedHandler):
                     raise
                 self._observer.gateway_called("retry")
                 await self._clock.sleep(pause)
+                if self._pause.since is not None:
+                    raise
                 if await self._runs.dispatchable_run(task.run_id) is None:
                     raise
         raise AssertionError("unreachable")
@@ -512,6 +528,7 @@ class TaskHandler(StagedHandler):
         )
         if self._outages.awaits_answer:
             self._outages.admit()
+        began, outcome = self._clock.monotonic(), "failed"
         try:
             async with self._gateway.scrape(request) as success:
                 if self._outages.awaits_answer:
@@ -521,10 +538,15 @@ class TaskHandler(StagedHandler):
                     held.body, size = content, len(content)
                 else:
                     size = await self._put(held, content)
+            outcome = "successful"
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
             raise self._broken_off(held, error) from None
+        finally:
+            trace = "" if held.trace is None else held.trace.traceparent
+            took = self._clock.monotonic() - began
+            self._observer.gateway_took(took, outcome, traceparent=trace)
         result = StoredBody(
             blob_key=held.blob_key,
             size=size,
@@ -736,13 +758,16 @@ class TaskHandler(StagedHandler):
     async def _settled(self, held: ClaimedTask, settled: Settled) -> Outcome:
         """Return what follows from a settlement."""
         self._forget(held, ended=True)
+        if held.answered_at is not None:
+            self._observer.task_settled(self._clock.monotonic() - held.answered_at)
         if held.trace is not None:
             failed = isinstance(held.settlement, Failed)
             held.trace.end(self._clock.now(), _trace_attributes(held), failed=failed)
-        run_id, task_id, settlement = held.task.run_id, held.task.task_id, held.settlement
+        settlement = held.settlement
+        ended = TaskMessage(held.job_id, held.task.run_id, held.task.task_id)
         if isinstance(settlement, Succeeded):
             if settled.applied:
-                return self._ended(run_id, task_id, held, settled)
+                return self._ended(ended, held, settled)
             # The claim was lost, or the run deleted: nothing will ever refer to this body.
             await self._remove(held.blob_key)
             return ACKNOWLEDGE
@@ -750,7 +775,7 @@ class TaskHandler(StagedHandler):
             # What came behind the body made the attempt fail.
             await self._discard(held)
         if isinstance(settlement, Failed):
-            return self._ended(run_id, task_id, held, settled)
+            return self._ended(ended, held, settled)
         if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
         # Not for longer than was meant, if the clock was set back meanwhile.
@@ -758,29 +783,38 @@ class TaskHandler(StagedHandler):
         hide_for = max(0.0, (settlement.not_before - now) / 1000)
         return Outcome(hide_for=hide_for, waiting=settlement.waiting)
 
-    def _ended(
-        self, run_id: str, task_id: str, held: ClaimedTask | None, settled: Settled
-    ) -> Outcome:
+    def _ended(self, ended: TaskMessage, held: ClaimedTask | None, settled: Settled) -> Outcome:
         """Count and log the end of a task; `held` is None for one interrupted too often."""
         if settled.applied:
             is_success = held is not None and isinstance(held.settlement, Succeeded)
-            state = "successful" if is_success else "failed"
-            self._observer.task_ended(state)
-            if _log.isEnabledFor(logging.INFO):
-                event, reason = _last_attempt(held)
-                fields = {
-                    "task_id": task_id,
-                    "run_id": run_id,
-                    "state": state,
-                    "ms": event.ended_at - event.started_at if event is not None else None,
-                    "attempt": event.attempt if event is not None else None,
-                    "url": logged_url(held.task.spec.url) if held is not None else None,
-                    "reason": reason,
-                }
-                _log.info("task ended", extra=fields)
+            self._observer.task_ended("successful" if is_success else "failed")
+            if _log.isEnabledFor(logging.INFO) and (
+                not is_success or is_sampled(ended.task_id, self._options.log_ratio)
+            ):
+                self._log_end(ended, held, "successful" if is_success else "failed")
         if settled.run_status is not None and settled.run_status not in LIVE_RUN_STATES:
-            return self._run_ended(run_id)
+            return self._run_ended(ended.run_id)
         return ACKNOWLEDGE
+
+    def _log_end(self, ended: TaskMessage, held: ClaimedTask | None, state: str) -> None:
+        event, reason = _last_attempt(held)
+        settlement = None if held is None else held.settlement
+        size = settlement.result.size if isinstance(settlement, Succeeded) else None
+        fields = {
+            "task_id": ended.task_id,
+            "run_id": ended.run_id,
+            "job_id": ended.job_id,
+            "state": state,
+            "ms": event.ended_at - event.started_at if event is not None else None,
+            "attempt": event.attempt if event is not None else None,
+            "bytes": size,
+            "url": None if held is None else self._url_to_log(held.task),
+            "reason": reason,
+        }
+        _log.info("task ended", extra=fields)
+
+    def _url_to_log(self, task: Task) -> str | None:
+        return logged_url(task.spec.url) if self._options.logs_urls else None
 
     def _run_ended(self, run_id: str) -> Outcome:
         return Outcome(drop_queue=partial(self._drop_run, run_id))

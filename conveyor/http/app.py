@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from conveyor.domain.histogram import ANSWER, Histogram
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
 from conveyor.http.event_streams import STREAM_ROUTES
 from conveyor.http.inbox import Inbox
@@ -71,7 +73,7 @@ class AppOptions:
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
     is. /readyz names what is `away`. A development server has an `inbox`. Without `sessions` there
-    is no dashboard.
+    is no dashboard. `took` counts how long answers take.
     """
 
     allowed_hosts: Collection[str]
@@ -84,6 +86,7 @@ class AppOptions:
     inbox: Inbox | None = None
     sessions: SessionOptions | None = None
     tracer: Tracer = NO_TRACER
+    took: Histogram = field(default_factory=partial(Histogram, ANSWER))
 
 
 def create_app(
@@ -103,7 +106,7 @@ def create_app(
         routes=_routes(service, registry, ready, options) + _pages(service, clock, options),
         middleware=[
             Middleware(RequestId, clock=clock),
-            Middleware(AccessLog, clock=clock),
+            Middleware(AccessLog, clock=clock, took=options.took),
             Middleware(RequestTraces, clock=clock, tracer=options.tracer),
             Middleware(LingeringClose),
             Middleware(ProblemResponses),

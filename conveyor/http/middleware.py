@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conveyor.domain import ids
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.histogram import Histogram
 from conveyor.http.problems import problem_response
 from conveyor.http.request import ClientGone
 from conveyor.ports.clock import Clock
@@ -115,16 +116,28 @@ class RequestTraces:
             trace.end(self._clock.now(), attributes, failed=status >= 500)
 
 
+def route_of(scope: Scope) -> str:
+    """Return the pattern of the path that a request matched, "none" if it matched none."""
+    path: str = getattr(scope.get("route"), "path", "none")
+    return path
+
+
+def _method_of(scope: Scope) -> str:
+    """Return the method of a request, "other" for one that no route has."""
+    method: str = scope["method"]
+    return method if method in _METHODS else "other"
+
+
 _READING = ("GET", "HEAD")
+_METHODS = frozenset({*_READING, "DELETE", "OPTIONS", "PATCH", "POST", "PUT"})
 _TRACED_IDS = frozenset({"job_id", "run_id", "task_id", "export_id", "delivery_id"})
 
 
 def _request_attributes(scope: Scope, status: int) -> dict[str, str | int]:
     """Describe a request by its route, its status, and the well-formed ids in its path."""
-    route = scope.get("route")
     attributes: dict[str, str | int] = {
         "method": scope["method"],
-        "route": getattr(route, "path", "none"),
+        "route": route_of(scope),
         "status": status,
         "request_id": request_id_of(scope),
     }
@@ -142,11 +155,13 @@ _log = logging.getLogger("conveyor.http")
 
 
 class AccessLog:
-    """Logs method, path, status, milliseconds and request id."""
+    """Logs method, path, status, milliseconds and request id, and counts in `took` how long answers
+    take to begin, by method, route and class of the status."""
 
-    def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, *, clock: Clock, took: Histogram) -> None:
         self._app = app
         self._clock = clock
+        self._took = took
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -160,6 +175,10 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                seconds = self._clock.monotonic() - began
+                self._took.observe(
+                    seconds, _method_of(scope), route_of(scope), f"{status // 100}xx"
+                )
             await send(message)
 
         try:

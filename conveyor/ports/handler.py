@@ -118,6 +118,19 @@ class Observer(Protocol):
         """Count a gateway call that ended as `outcome`: successful, retry, failed or refused."""
         ...
 
+    def gateway_took(self, seconds: float, outcome: str, *, traceparent: str) -> None:
+        """Count the seconds of a gateway call that ended as `outcome`: successful or failed.
+        `traceparent` names its trace, if it is sampled."""
+        ...
+
+    def task_began(self, waited: float) -> None:
+        """Count the seconds that a task waited for its call, since it could begin."""
+        ...
+
+    def task_settled(self, seconds: float) -> None:
+        """Count the seconds from the answer of a task's call to its settlement."""
+        ...
+
     def task_ended(self, state: str) -> None:
         """Count a task that reached the terminal state `state`."""
         ...

@@ -50,6 +50,25 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     closed_for: float = 0.0
 
 
+class PermitHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """One holder's entry for a job, as an administrator sees it. `lapses_in` is in seconds, None
+    where the ledger does not know."""
+
+    holder: str
+    count: int
+    wants: bool
+    lapses_in: float | None = None
+
+
+class LedgerReads(Protocol):
+    """A ledger of permits, for an administrator."""
+
+    async def holders(self, job_id: str) -> list[PermitHolder]:
+        """Return the entries of a job, by their holder; those that lapsed may be among them where
+        the ledger does not know."""
+        ...
+
+
 class Permits(Protocol):
     """A ledger of permits, for workers. It never lets the sum of counts under unexpired leases grow
     beyond the limit."""

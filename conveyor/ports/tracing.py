@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Protocol
+from zlib import crc32
 
 TRACEPARENT: ContextVar[str | None] = ContextVar("conveyor_traceparent", default=None)
 """The W3C traceparent of the request or fire under way, for the run that it makes."""
+
+
+def is_sampled(key: str, ratio: float) -> bool:
+    """Tell whether a key is within a share of all keys, 0 to 1. It is so in every process, and
+    within each larger share."""
+    return crc32(key.encode()) < round(ratio * (1 << 32))
 
 
 class Recording(Protocol):

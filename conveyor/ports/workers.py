@@ -6,7 +6,7 @@ has been silent. Nothing but pages, `waiting` and metrics depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from conveyor.domain.run_waits import SILENT_AFTER as SILENT_AFTER
@@ -16,6 +16,26 @@ from conveyor.domain.run_waits import WorkerReport as WorkerReport
 MOST_LANES = 500
 MOST_BYTES = 32_768
 """Of one report, encoded; the lanes that do not fit are left out, the idle ones first."""
+
+
+class FleetPause:
+    """An operator's order that nothing new starts in the whole fleet, as this process last heard of
+    it. `since` is its instant, in milliseconds since the epoch; None while there is no order."""
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+        self._on_change: list[Callable[[], None]] = []
+
+    def hear(self, since: int | None) -> None:
+        """Note what the store says, and tell of a change."""
+        if since != self.since:
+            self.since = since
+            for tell in self._on_change:
+                tell()
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Call a function after each change."""
+        self._on_change.append(tell)
 
 
 class Workers(Protocol):

@@ -12,10 +12,10 @@ import anyio
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import Permits
+from conveyor.ports.permits import LedgerReads
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import JobLookup
-from conveyor.ports.workers import Workers
+from conveyor.ports.workers import FleetPause, Workers
 from conveyor.prod.aws.boto import open_clients
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
@@ -77,8 +77,9 @@ class ProdBinding:
 
     `away` names the services that do not answer at present. `jobs` finds templates, through Redis
     if there is one. `store` counts the rows that it reads, `stats` the calls to AWS. Call `agree`
-    every `agree_every` seconds: it confirms that this process works by the fleet's terms, and
-    raises ConveyorError(conflict) if they have changed.
+    every `agree_every` seconds: it confirms that this process works by the fleet's terms, tells
+    `pause` whether an operator has paused the fleet, and raises ConveyorError(conflict) if the
+    terms have changed.
     """
 
     ports: Binding
@@ -87,6 +88,7 @@ class ProdBinding:
     away: Callable[[], list[str]]
     jobs: JobLookup
     rate_limit: RateLimit | None
+    pause: FleetPause
     agree: Callable[[], Awaitable[None]]
     agree_every: float = BEAT
 
@@ -106,7 +108,8 @@ async def open_binding(
         behind: Aws = boto if seam is None else seam(boto)
         aws = DeployedAws(behind, boto.stats, clock, resources=production_resources(options))
         table = Table(aws, options.table, clock)
-        agree = await start(aws, table, options, works=works)
+        pause = FleetPause()
+        agree = await start(aws, table, options, works=works, pause=pause)
         store = await _open_store(aws, options, clock, stack, patience=PATIENCE)
         server = await _open_redis(options, clock, stack, works=works)
         ports = Binding(
@@ -139,6 +142,7 @@ async def open_binding(
         away=partial(_away, boto.stats, server, clock),
         jobs=_jobs(options, store, server),
         rate_limit=_rate_limit(options, server),
+        pause=pause,
         agree=agree,
     )
 
@@ -157,6 +161,40 @@ async def open_records(options: ProdOptions, clock: Clock) -> AsyncIterator[Dyna
             yield store
         except NotDeployed as error:
             # Its words for callers do not help an administrator.
+            raise ConveyorError(ErrorCode.UNAVAILABLE, error.problem) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The parts of a fleet that an administrator reads."""
+
+    store: DynamoStore
+    queues: SqsQueues
+    permits: LedgerReads
+    workers: Workers
+
+
+@asynccontextmanager
+async def open_fleet(options: ProdOptions, clock: Clock) -> AsyncIterator[Fleet]:
+    """Open the parts that an administrator reads. Raises ConveyorError(unavailable) as
+    `open_records` does."""
+    async with AsyncExitStack() as stack:
+        boto = await open_clients(options.aws, clock, "dynamodb", "sqs")
+        stack.push_async_callback(boto.aclose)
+        aws = DeployedAws(boto, boto.stats, clock, resources=production_resources(options))
+        table = Table(aws, options.table, clock)
+        store = await _open_store(aws, options, clock, stack)
+        server = RedisServer(options.redis_url, clock) if options.redis_url else None
+        if server is not None:
+            stack.push_async_callback(server.aclose)
+        try:
+            yield Fleet(
+                store=store,
+                queues=_queues(aws, table, store, options, clock),
+                permits=_permits(options, table, server, clock),
+                workers=_workers(options, table, server, clock),
+            )
+        except NotDeployed as error:
             raise ConveyorError(ErrorCode.UNAVAILABLE, error.problem) from None
 
 
@@ -214,7 +252,7 @@ def _jobs(options: ProdOptions, store: DynamoStore, server: RedisServer | None) 
 
 def _permits(
     options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
-) -> Permits:
+) -> RedisPermits | DynamoPermits:
     if options.ledger == "dynamodb":
         return DynamoPermits(table, clock)
     if server is None:

@@ -22,6 +22,7 @@ from conveyor.aio.concurrency import for_each
 from conveyor.domain.api_keys import fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.queues import CONTROL_QUEUE
+from conveyor.ports.workers import FleetPause
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.refusals import ABSENCES, NotDeployed, describe
 from conveyor.prod.dynamodb.client import Item, Plain, Table, conflicting_item
@@ -222,6 +223,34 @@ async def _before_change(table: Table) -> Item | None:
         raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
 
 
+PAUSED_AT = "paused_at"
+"""The attribute of the fleet's item that pauses it: the instant of the order."""
+
+
+async def pause_fleet(table: Table) -> int | None:
+    """Order that no worker starts anything new; return since when that was ordered already, None
+    if it was not. Raises ConveyorError(unavailable) if there is no fleet."""
+    return await _order(table, f"SET {PAUSED_AT} = if_not_exists({PAUSED_AT}, :now)")
+
+
+async def resume_fleet(table: Table) -> int | None:
+    """Take the order back; return since when it held, None if there was none. Raises as
+    `pause_fleet` does."""
+    return await _order(table, f"REMOVE {PAUSED_AT}")
+
+
+async def _order(table: Table, change: str) -> int | None:
+    """Change the order in the fleet's item, and return the one before."""
+    before = await _before_change(table)
+    if before is None:
+        text = "this environment has no fleet (conveyor admin init makes it)"
+        raise ConveyorError(ErrorCode.UNAVAILABLE, text)
+    values: dict[str, Plain] = {"now": table.clock.now()} if ":now" in change else {}
+    await table.update(FLEET, change, condition="attribute_exists(pk)", **values)
+    since: int | None = before.get(PAUSED_AT)
+    return since
+
+
 def _check(kind: str) -> None:
     if kind not in LEDGERS:
         raise ConveyorError(
@@ -257,19 +286,22 @@ def terms(options: ProdOptions) -> FleetTerms:
 
 
 async def start(
-    aws: Aws, table: Table, options: ProdOptions, *, works: bool
+    aws: Aws, table: Table, options: ProdOptions, *, works: bool, pause: FleetPause | None = None
 ) -> Callable[[], Awaitable[None]]:
-    """Make all checks, and return the function to be called every `BEAT` seconds from then on.
+    """Make all checks, and return the function to be called every `BEAT` seconds from then on. It
+    tells `pause` whether an operator has paused the fleet.
 
     Raises ConveyorError, and so does that function: (unavailable) if AWS does not answer, refuses,
     or lacks table, bucket or queue; (conflict) if the fleet has other terms.
     """
-    own = terms(options)
+    own, pause = terms(options), pause or FleetPause()
 
     async def beat() -> None:
-        await _for_operator(agree(table, own, works=works))
+        item = await _for_operator(agree(table, own, works=works))
+        pause.hear(item.get(PAUSED_AT))
 
     item = await _for_operator(agree(table, own, works=works))
+    pause.hear(item.get(PAUSED_AT))
     if names_callers_anew(item, own):
         _log.warning(
             "the last secret in CONVEYOR_SECRET differs from the one this fleet was created with:"

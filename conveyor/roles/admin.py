@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from conveyor.bootstrap.production import open_administration, open_dead_letters, open_records
+import msgspec
+
+from conveyor.bootstrap.production import (
+    look_at_run,
+    open_administration,
+    open_dead_letters,
+    open_records,
+)
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import FireLook, with_state
@@ -17,6 +24,8 @@ from conveyor.ports.schedules import ScheduleChange
 from conveyor.settings import Settings
 
 if TYPE_CHECKING:
+    from conveyor.prod.admin.dead_letters import Letter
+    from conveyor.prod.admin.run_look import RunLook
     from conveyor.prod.dynamodb.store import DynamoStore
 
 Say = Callable[[str], None]
@@ -32,12 +41,12 @@ async def init(settings: Settings, say: Say) -> int:
     return FINE
 
 
-async def check(settings: Settings, say: Say) -> int:
+async def check(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     """Check every resource; return WRONG if one is missing or at fault."""
     code = FINE
     async with await open_administration(settings, SystemClock()) as administration:
         async for finding in administration.check():
-            say(str(finding))
+            say(_json(finding) if as_json else str(finding))
             code = code if finding.problem is None else WRONG
     return code
 
@@ -72,10 +81,100 @@ async def rebind(settings: Settings, say: Say) -> int:
     return FINE
 
 
-async def list_letters(settings: Settings, say: Say, *, limit: int) -> int:
+async def pause(settings: Settings, say: Say) -> int:
+    """Order that nothing new starts in the fleet."""
+    async with await open_administration(settings, SystemClock()) as administration:
+        since = await administration.pause()
+    if since is not None:
+        say(f"the fleet was paused already, since {rfc3339(since)}")
+        return FINE
+    say("the fleet is paused: within 10 s its workers start nothing new; calls under way end")
+    say("conveyor admin resume --fleet lets work go on")
+    return FINE
+
+
+async def resume(settings: Settings, say: Say) -> int:
+    """Let work go on in the fleet."""
+    async with await open_administration(settings, SystemClock()) as administration:
+        since = await administration.resume()
+    if since is None:
+        say("the fleet was not paused")
+    else:
+        say(f"the fleet goes on within 10 s; it was paused since {rfc3339(since)}")
+    return FINE
+
+
+async def show_run(settings: Settings, say: Say, run_id: str, *, as_json: bool) -> int:
+    """Show what keeps a run from being faster. Raises ConveyorError(not_found)."""
+    look = await look_at_run(settings, run_id, SystemClock())
+    if as_json:
+        say(_json(_readable(msgspec.to_builtins(look))))
+        return FINE
+    for line in _run_lines(look):
+        say(line)
+    return FINE
+
+
+def _run_lines(look: RunLook) -> Iterator[str]:
+    """Yield the lines about a run."""
+    left = look.total - look.successful - look.failed
+    state = f"{look.status}, paused" if look.is_paused else look.status
+    yield f"run {look.run_id} of job {look.job_id}: {state}"
+    yield f"tasks     {look.successful:,} successful, {look.failed:,} failed, {left:,} left"
+    wait = look.waiting
+    if wait is not None:
+        others = f" (also: {', '.join(wait.others)})" if wait.others else ""
+        yield f"waits     {wait.reason} since {rfc3339(wait.since)}: {wait.detail}{others}"
+    holding = sum(holder.count > 0 for holder in look.holders)
+    wanting = sum(holder.wants for holder in look.holders)
+    yield (
+        f"permits   {look.permits:,} of {look.cap:,} in use by {holding:,} holders,"
+        f" {wanting:,} of whom want more"
+    )
+    ceiling = "no worker serves it" if look.ceiling is None else f"{look.ceiling:,} of {look.cap:,}"
+    yield f"ceiling   {ceiling} after refusals for load"
+    yield f"queue     about {look.queue_depth:,} messages"
+    ago = max(0, look.looked_at - look.counted_at) / 1_000
+    yield f"counters  changed {rfc3339(look.counted_at)}, {ago:,.1f} s ago"
+    yield f"workers   {len(look.workers):,} have it in hand, {look.workers_alive:,} are alive"
+    if look.workers:
+        yield f"{'WORKER':<26}  PERMITS  CALLS  IN HAND  PUT OFF  CEILING  SLOTS        WAITS FOR"
+    for one in look.workers:
+        slots = f"{one.slots_in_use} of {one.slots}"
+        waits_for = "silent" if one.is_silent else one.waits_for or "nothing"
+        yield (
+            f"{one.worker_id:<26}  {one.permits:>7}  {one.calls:>5}  {one.in_hand:>7}"
+            f"  {one.put_off:>7}  {one.ceiling:>7}  {slots:<11}  {waits_for}"
+        )
+
+
+_INSTANTS = frozenset({"counted_at", "created_at", "looked_at", "said_at", "since", "until"})
+
+
+def _readable(value: Any) -> Any:
+    """Write the instants of a document as RFC 3339."""
+    if isinstance(value, list):
+        return [_readable(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: rfc3339(one) if name in _INSTANTS and one is not None else _readable(one)
+        for name, one in value.items()
+    }
+
+
+def _json(shown: object) -> str:
+    return msgspec.json.encode(shown).decode()
+
+
+async def list_letters(settings: Settings, say: Say, *, limit: int, as_json: bool = False) -> int:
     """List dead letters, about oldest first, as the queue returns them."""
     async with await open_dead_letters(settings, SystemClock()) as letters:
         found = await letters.peek(limit=limit)
+    if as_json:
+        for letter in found:
+            say(_json(_letter(letter)))
+        return FINE
     if found:
         say(f"{'ID':<36}   AGE  LEFT  WHAT, AND WHY")
     for letter in found:
@@ -85,6 +184,16 @@ async def list_letters(settings: Settings, say: Say, *, limit: int) -> int:
     if not found:
         say("no dead letters")
     return FINE
+
+
+def _letter(letter: Letter) -> dict[str, object]:
+    return {
+        "letter_id": letter.letter_id,
+        "age_seconds": round(letter.age),
+        "left_seconds": round(letter.left),
+        "about": letter.about,
+        "reason": letter.reason or None,
+    }
 
 
 async def redrive_letters(settings: Settings, say: Say, chosen: frozenset[str] | None) -> int:
@@ -107,17 +216,20 @@ CHANGES_TRIED = 8
 """Times that schedules are read again while others change them."""
 
 
-async def list_schedules(settings: Settings, say: Say) -> int:
+async def list_schedules(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     """List the scheduled jobs of all callers with the hashes of their keys."""
     keys = open_api_keys(settings.api_keys) if settings.api_keys else None
     number = 0
     async with open_records(settings, SystemClock()) as store:
         async for job in _scheduled(store):
             number += 1
+            if as_json:
+                say(_json(_scheduled_job(job, keys)))
+                continue
             if number == 1:
                 say(SCHEDULES_HEADER)
             say(_schedule_line(job, keys))
-    if not number:
+    if not number and not as_json:
         say("no scheduled jobs")
     return FINE
 
@@ -178,6 +290,17 @@ def _key_hash(job: Job) -> str:
 
 def _is_paused(job: Job) -> bool:
     return job.scheduling is not None and job.scheduling.paused
+
+
+def _scheduled_job(job: Job, keys: ApiKeys | None) -> dict[str, object]:
+    next_at = None if job.scheduling is None else job.scheduling.next_at
+    return {
+        "job_id": job.job_id,
+        "state": "paused" if _is_paused(job) else "active",
+        "next_scheduled_run": None if next_at is None else rfc3339(next_at),
+        "key_hash": _key_hash(job),
+        "key_known": None if keys is None else keys.knows_hash(_key_hash(job)),
+    }
 
 
 def _schedule_line(job: Job, keys: ApiKeys | None) -> str:

@@ -22,7 +22,7 @@ from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import not_found
 from conveyor.domain.fires import with_known_zones
 from conveyor.domain.model import Job, JobView, Run, RunStatus, Task
-from conveyor.domain.run_waits import WorkerReport
+from conveyor.domain.run_waits import FLEET_PAUSED, Crew, WorkerReport
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import RunPosition
@@ -186,7 +186,8 @@ class Overviews:
         now = self._context.clock.now()
         silent = [report for report in reports if report.is_silent(now)]
         paces = [line.pace for line in lines if line.pace]
-        troubles = self._troubles(live, ended, silent)
+        crew = Crew(reports, heard_at=now, heartbeat=0.0)
+        troubles = self._troubles(live, ended, silent, crew.paused_since(now))
         return OverviewPage(
             at=rfc3339(now),
             live=lines[:LIVE_SHOWN],
@@ -510,11 +511,15 @@ class Overviews:
         live: Sequence[tuple[Job, Run]],
         ended: Sequence[tuple[Job, Run]],
         silent: Sequence[WorkerReport],
+        paused_since: int | None,
     ) -> list[Trouble]:
         found = [
             Trouble(kind="outage", detail=outage.detail, since=rfc3339(outage.since))
             for outage in self._context.outages()
         ]
+        if paused_since is not None:
+            since = rfc3339(paused_since)
+            found.append(Trouble(kind="fleet_paused", detail=FLEET_PAUSED, since=since))
         found += [
             Trouble(kind="worker_silent", detail=report.worker_id, since=rfc3339(report.said_at))
             for report in silent

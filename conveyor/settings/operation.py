@@ -1,4 +1,4 @@
-"""Settings of operation: looks at what is due, how long records are kept, what is traced."""
+"""Settings of operation: looks at what is due, how long records are kept, what is told."""
 
 from __future__ import annotations
 
@@ -78,5 +78,12 @@ OPERATION: tuple[Setting, ...] = (
         "share",
         "of tasks, messages and reading requests that are traced, 0 to 1",
         between(0, 1),
+    ),
+    Setting(
+        "task_log_ratio",
+        "share",
+        "of tasks that ended well of which a line is logged, 0 to 1; failures are always logged",
+        between(0, 1),
+        used_by=WORKERS,
     ),
 )

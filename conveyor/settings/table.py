@@ -94,6 +94,7 @@ class Settings:
     fire_retention_days: int = 30
     otlp_endpoint: str = ""
     trace_ratio: float = 0.01
+    task_log_ratio: float = 1.0
     role: str = ""
     environment: str = ""
     region: str = ""

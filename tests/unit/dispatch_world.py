@@ -20,6 +20,7 @@ from conveyor.engine.telemetry import LOOK, Telemetry
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.workers import FleetPause
 from conveyor.settings import Settings
 from conveyor.simulation.policies import BOUNCES, Bounces, policy_factory
 from conveyor.testing.clock import FakeClock
@@ -161,6 +162,7 @@ class Member:
                 visibility=visibility,
                 polling=polling,
                 max_receives=settings.max_receives,
+                pause=world.pause,
             ),
         )
 
@@ -205,6 +207,7 @@ class World:
         **settings: object,
     ) -> None:
         self.clock = FakeClock(seed=7)
+        self.pause = FleetPause()
         self.rows: dict[str, list[tuple[int, str]]] = {}
         self.read_time = 0.0
         self.queues = SlowQueues(self._unfinished, self.clock, window=100, max_receives=redrive)

@@ -60,6 +60,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ["admin", "destroy", "--yes", "staging"],
         ["admin", "ledger", "redis"],
         ["admin", "rebind"],
+        ["admin", "run", "01K"],
+        ["admin", "pause", "--fleet"],
+        ["admin", "resume", "--fleet"],
         ["admin", "dlq", "list"],
         ["admin", "dlq", "redrive", "--all"],
         ["admin", "dlq", "drop", "abc"],
@@ -86,6 +89,9 @@ def test_without_a_fleet_nothing_starts(
         ["worker", "--port", "1"],
         ["admin", "destroy"],
         ["admin", "ledger", "paper"],
+        ["admin", "run"],
+        ["admin", "pause"],
+        ["admin", "resume"],
         ["admin", "dlq", "redrive"],
         ["admin", "dlq", "drop", "abc", "--all"],
         ["admin", "schedules", "pause"],
@@ -108,6 +114,8 @@ ADMINISTRATION = [
     ["admin", "destroy", "--yes", "staging"],
     ["admin", "ledger", "redis"],
     ["admin", "rebind"],
+    ["admin", "run", "01K"],
+    ["admin", "pause", "--fleet"],
     ["admin", "dlq", "list"],
     ["admin", "dlq", "redrive", "--all"],
     ["admin", "dlq", "drop", "abc"],
@@ -204,7 +212,7 @@ def test_no_command_of_an_administrator_ends_in_a_traceback(
     error: Exception,
     told: str,
 ) -> None:
-    async def broken(*_: object) -> int:
+    async def broken(*_: object, **_flags: object) -> int:
         raise error
 
     for name, value in FLEET.items():

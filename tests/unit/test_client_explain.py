@@ -8,7 +8,7 @@ import pytest
 
 from conveyor.client.explain import explain
 from conveyor.client.wire import JobReply, RunReply, RunWaitReply, ScheduleReply, StatsReply
-from conveyor.domain.run_waits import RunWaitReason
+from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
 
 
 def run(done: int = 3, total: int = 10, *, failed: int = 0, **fields: Any) -> RunReply:
@@ -41,6 +41,11 @@ def test_each_reason_is_told_with_what_helps(reason: RunWaitReason) -> None:
         RunWaitReason.RETRY_BACKOFF: ("results", "J"),
     }
     assert found.words == helping.get(reason, ("watch", "J"))
+
+
+def test_a_paused_fleet_is_not_helped_by_resuming_a_job() -> None:
+    wait = RunWaitReply(reason=RunWaitReason.PAUSED, detail=FLEET_PAUSED)
+    assert explain(job(run(waiting=wait))).words == ("admin", "resume", "--fleet")
 
 
 def test_slots_of_a_development_server_are_told_of_too() -> None:

@@ -11,6 +11,7 @@ from reference.dynamodb_attributes import FOUND_BY, ITEMS, OF_EVERY_ITEM
 
 from conveyor.bootstrap.production import _measure_api
 from conveyor.domain.deliveries import EventDelivery
+from conveyor.domain.histogram import ANSWER, Histogram
 from conveyor.domain.model import (
     Callback,
     Ingest,
@@ -174,7 +175,11 @@ def test_every_metric_of_production_is_served_as_it_is_described() -> None:
         results=SimpleNamespace(rows_discarded=0), progress=SimpleNamespace(streams=0, reads=0)
     )
     _measure_api(
-        telemetry, cast("ProdBinding", binding), cast("Service", service), LoopLag(FakeClock())
+        telemetry,
+        cast("ProdBinding", binding),
+        cast("Service", service),
+        LoopLag(FakeClock()),
+        took=Histogram(ANSWER),
     )
     page = generate_latest(telemetry.registry()).decode()
     served = served_metrics(page)

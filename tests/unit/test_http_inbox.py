@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from conveyor.bootstrap import open_dev
+from conveyor.domain.histogram import ANSWER, Histogram
 from conveyor.domain.signatures import SigningSecret, sign
 from conveyor.http import inbox as module
 from conveyor.http.inbox import MOST_BODY, MOST_REQUESTS, Inbox
@@ -39,7 +40,7 @@ async def opened(clock: FakeClock, *, peer: str = "127.0.0.1") -> AsyncIterator[
         routes=Inbox(clock, secrets).routes(),
         middleware=[
             Middleware(RequestId, clock=clock),
-            Middleware(AccessLog, clock=clock),
+            Middleware(AccessLog, clock=clock, took=Histogram(ANSWER)),
             Middleware(ProblemResponses),
         ],
         exception_handlers={405: routing_problem},

@@ -52,6 +52,15 @@ class Waiting:
     def gateway_called(self, outcome: str) -> None:
         raise AssertionError(outcome)
 
+    def gateway_took(self, seconds: float, outcome: str, *, traceparent: str) -> None:
+        raise AssertionError(outcome)
+
+    def task_began(self, waited: float) -> None:
+        raise AssertionError
+
+    def task_settled(self, seconds: float) -> None:
+        raise AssertionError
+
     def task_ended(self, state: str) -> None:
         raise AssertionError(state)
 

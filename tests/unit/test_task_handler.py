@@ -12,18 +12,20 @@ from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from conveyor.aio.resilience import FIRST_PAUSE, HIDING
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Format, TaskStatus, WaitReason
+from conveyor.domain.model import Format, Problem, TaskFailure, TaskStatus, WaitReason
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
 from conveyor.ports.blobs import BodyRefused, NoRoom
-from conveyor.ports.gateway import ScrapeRequest, Success
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.ports.handler import Outcome, ResultLost
 from conveyor.ports.queues import Delivery, TaskMessage, run_queue
+from conveyor.ports.tracing import is_sampled
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.refusals import NotDeployed
 from tests.unit.http_api import Api, open_api
@@ -384,3 +386,60 @@ async def test_the_end_of_a_task_is_logged_with_its_url_and_without_its_secrets(
     assert (fields["state"], fields["attempt"], fields["reason"]) == ("successful", 1, None)
     assert fields["ms"] >= 0
     assert (fields["task_id"], fields["run_id"]) == (task.task_id, task.run_id)
+    assert (fields["job_id"], fields["bytes"]) == (job["job_id"], len(b"body"))
+
+
+async def ended_lines(
+    api: Api, caplog: pytest.LogCaptureFixture, gateway: Any, **options: Any
+) -> list[logging.LogRecord]:
+    """The lines of the ends of twenty tasks, under other options of the handler."""
+    caplog.set_level(logging.INFO, "conveyor.tasks")
+    caplog.clear()
+    job = await api.submit(20)
+    run_id = job["latest_run"]["run_id"]
+    handler = handler_over(api, gateway)
+    handler._options = msgspec.structs.replace(handler._options, **options)
+    for task in await api.tasks_of(run_id):
+        message = TaskMessage(job["job_id"], run_id, task.task_id)
+        await handler.handle(Delivery("queue", message, "receipt", 1), calm)
+    return [one for one in caplog.records if one.getMessage() == "task ended"]
+
+
+async def test_a_share_of_the_ends_is_logged_by_the_ids_of_the_tasks(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = GatedGateway()
+    gateway.gate.set()
+    lines = await ended_lines(api, caplog, gateway, log_ratio=0.5)
+    ids = [one.__dict__["task_id"] for one in lines]
+
+    assert 0 < len(ids) < 20
+    assert all(is_sampled(task_id, 0.5) for task_id in ids)
+    assert not await ended_lines(api, caplog, gateway, log_ratio=0.0)
+
+
+def refuse() -> None:
+    problem = Problem(code="RESP001", title="Not there", status=404)
+    raise ScrapeFailed(problem, TaskFailure.BAD_TARGET, retryable=False)
+
+
+class RefusingGateway(GatedGateway):
+    """A gateway that refuses every page for good."""
+
+    @asynccontextmanager
+    async def _answer(self, request: ScrapeRequest) -> AsyncIterator[Success]:
+        refuse()
+        yield Success(b"", "text/plain")
+
+
+async def test_each_failure_is_logged_and_no_url_where_none_may_be(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = await ended_lines(api, caplog, RefusingGateway(), log_ratio=0.0, logs_urls=False)
+
+    assert len(lines) == 20
+    for line in lines:
+        fields = line.__dict__
+        assert (fields["state"], fields["attempt"], fields["url"]) == ("failed", 1, None)
+        assert fields["reason"].endswith(": RESP001")
+        assert "site.test" not in repr(fields)

@@ -41,7 +41,9 @@ from conveyor.prod.startup_checks import (
     difference,
     fleet_item,
     nobody_works,
+    pause_fleet,
     rebind,
+    resume_fleet,
     terms,
 )
 
@@ -220,6 +222,15 @@ class Administration:
         )
         await _translate_refusals(self._blobs.take())
         return changed
+
+    async def pause(self) -> int | None:
+        """Order that nothing new starts in the fleet; return since when it was so ordered already,
+        None if it was not."""
+        return await _translate_refusals(pause_fleet(self._table))
+
+    async def resume(self) -> int | None:
+        """Take that order back; return since when it held, None if there was none."""
+        return await _translate_refusals(resume_fleet(self._table))
 
     def _resources(self) -> tuple[Resource, ...]:
         return self._rows, self._queues, self._blobs

@@ -125,6 +125,7 @@ class BotoAws:
         limiter = self._limiter(service, operation)
         patience_ends = self._clock.monotonic() + PATIENCE
         for attempt in range(1, self._options.attempts + 1):
+            began = self._clock.monotonic()
             try:
                 answer: Answer = await anyio.to_thread.run_sync(call, limiter=limiter)
                 _check_whole(service, answer)
@@ -153,6 +154,8 @@ class BotoAws:
                 if "Body" in answer:
                     answer["Body"] = _Body(answer["Body"], limiter, f"{service} {operation}")
                 return answer
+            finally:
+                self.stats.took.observe(self._clock.monotonic() - began, service, operation)
             self.stats.calls[service, operation, "failed"] += 1
             if attempt == self._options.attempts or self._clock.monotonic() >= patience_ends:
                 break

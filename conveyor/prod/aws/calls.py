@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.histogram import STORE, Histogram
 from conveyor.ports.clock import Clock
 
 
@@ -172,7 +174,8 @@ class CallStats:
 
     `calls` counts tries by (service, operation, outcome), with the outcome `ok`, `refused` or
     `failed`; `retries` and `throttles` are by (service, operation), as are `undone`, the parts that
-    answered calls left undone. `capacity` holds the units that DynamoDB consumed, by operation.
+    answered calls left undone. `capacity` holds the units that DynamoDB consumed, by operation,
+    `took` the seconds of tries by (service, operation).
     """
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -180,6 +183,7 @@ class CallStats:
     throttles: Counter[tuple[str, str]] = field(default_factory=Counter)
     undone: Counter[tuple[str, str]] = field(default_factory=Counter)
     capacity: dict[str, float] = field(default_factory=dict)
+    took: Histogram = field(default_factory=partial(Histogram, STORE))
     _silent: dict[str, tuple[int, float]] = field(default_factory=dict)
     _useless: dict[str, float] = field(default_factory=dict)
 

@@ -43,7 +43,7 @@ from cachetools import LRUCache
 
 from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import LeaseRequest, LedgerState
+from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     AttributeName,
@@ -208,6 +208,14 @@ class DynamoPermits:
             if watch.entries.get(holding.holder) == entry:
                 return self._ledger_state(watch, limit, granted=True)
         raise contention_error()
+
+    async def holders(self, job_id: str) -> list[PermitHolder]:
+        item = await self._table.get(permits_key(job_id))
+        entries = {} if item is None else _read(item)[1]
+        return [
+            PermitHolder(holder=holder, count=entry.count, wants=entry.wants)
+            for holder, entry in sorted(entries.items())
+        ]
 
     async def _write(
         self, key: Key, holder: str, entry: LeaseRow, plan: LedgerWrite, watch: RowWatch

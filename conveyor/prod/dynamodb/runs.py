@@ -616,6 +616,11 @@ class DynamoRuns:
             return None
         return (await self._records.with_late_status(row)).run
 
+    async def find_run(self, run_id: str) -> Run | None:
+        """Return a run of any caller, for an administrator."""
+        row = await self._records.read(run_id)
+        return None if row is None else (await self._records.with_late_status(row)).run
+
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:

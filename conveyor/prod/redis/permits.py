@@ -41,7 +41,7 @@ from collections.abc import Callable, Sequence
 
 from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.domain.text_rules import rfc3339
-from conveyor.ports.permits import LeaseRequest, LedgerState
+from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder
 from conveyor.prod.redis.server import RedisServer, Script
 
 HOLD = Script("""
@@ -113,6 +113,18 @@ return {granted and 1 or 0, free, holders, wanting, opens_at, opens_in}
 are the time at which a ledger that is closed for the call opens, and how long that is from now; 0
 for an open one."""
 
+HOLDERS = Script("""
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local kept = redis.call('HGET', KEYS[1], ARGV[1])
+local found = {}
+for name, entry in pairs(kept and cmsgpack.unpack(kept) or {}) do
+  if entry[4] > now then found[#found + 1] = {name, entry[1], entry[3], entry[4] - now} end
+end
+return found
+""")
+"""Each result is {holder, count, wants, milliseconds that are left}."""
+
 _log = logging.getLogger("conveyor.permits")
 
 
@@ -160,6 +172,16 @@ class RedisPermits:
             wanting=wanting,
             closed_for=opens_in / 1_000,
         )
+
+    async def holders(self, job_id: str) -> list[PermitHolder]:
+        """Raises ConveyorError(unavailable)."""
+        found = [
+            PermitHolder(
+                holder=name.decode(), count=count, wants=bool(wants), lapses_in=left / 1_000
+            )
+            for name, count, wants, left in await self._server.run(HOLDERS, self._key, job_id)
+        ]
+        return sorted(found, key=lambda one: one.holder)
 
     def _log_closing(self, opens_at: int) -> None:
         """Log once, each time that the ledger is closed, when it will open."""

@@ -325,6 +325,7 @@ ITEMS: dict[str, ItemInfo] = {
             "bucket_name": "where bodies are kept",
             "secrets": "fingerprints of the root secrets, newest first",
             "beats": "confirmations of these settings by workers",
+            "paused_at": "when an operator ordered that nothing new starts, if so",
         },
     ),
     "data key": ItemInfo(

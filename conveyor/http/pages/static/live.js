@@ -46,8 +46,8 @@ function state(run) {
 }
 
 function waits(run) {
-  const reason = run.waiting?.reason ?? "paused";
-  return reason === "paused" ? "" : `waits: ${reason.replaceAll("_", " ")}`;
+  const reason = run.waiting?.reason;
+  return !reason || (reason === "paused" && run.pause_state) ? "" : `waits: ${reason.replaceAll("_", " ")}`;
 }
 
 function texts(run) {
