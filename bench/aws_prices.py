@@ -8,6 +8,7 @@ docs/operations-prices.md.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 
 from bench.aws_fleet import Used, Watched, watched
@@ -45,7 +46,9 @@ def _measured(options: Options, slots: int, runs: int, *, packs: bool) -> dict[s
         everyone = [*fleet.apis, *fleet.workers]
         used(everyone)
         _work(fleet, runs)
-        return _prices(used(everyone), slots)
+        found = _prices(used(everyone), slots)
+    print(f"{slots} slots, {runs} run(s), packs {packs}: {found}", file=sys.stderr)
+    return found
 
 
 def _work(fleet: Watched, runs: int) -> None:
