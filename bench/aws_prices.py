@@ -71,9 +71,9 @@ def _job(number: int, runs: int) -> dict[str, object]:
 
 def _prices(counts: Used, slots: int) -> dict[str, float]:
     """Return what a task took, and the dollars of a million such tasks."""
-    puts = counts.calls["s3 put_object"] / TASKS
+    puts = _calls(counts, "s3 put_object") / TASKS
     units = counts.units / TASKS
-    queues = sum(n for name, n in counts.calls.items() if name.startswith("sqs ")) / TASKS
+    queues = _calls(counts, "sqs ") / TASKS
     hours = SECONDS * 1_000_000 / slots / 3_600
     dollars = puts * PUT + units * UNIT + queues * RECEIVE + hours * SLOT_HOUR
     return {
@@ -82,3 +82,8 @@ def _prices(counts: Used, slots: int) -> dict[str, float]:
         "calls of SQS": round(queues, 2),
         "$ a million": round(dollars, 2),
     }
+
+
+def _calls(counts: Used, beginning: str) -> int:
+    """Count the calls whose names begin so, whatever they were for."""
+    return sum(n for name, n in counts.calls.items() if name.startswith(beginning))
