@@ -54,6 +54,9 @@ ERROR_PAUSE = 1.0
 IDLE_WAIT = 60.0
 BUFFER_AGE = 10.0
 """Most seconds that a message waits here for a slot, while another worker might work it."""
+PERMITS_TOGETHER = 0.1
+"""Seconds: the permits of calls that end within so many are given back at one moment, where answers
+are gathered anyway."""
 CALM = 2.0
 """Seconds without buffering after a queue gave fewer messages than it was asked for."""
 
@@ -686,7 +689,11 @@ class Dispatcher:
         self._wake_one()
 
     async def _keep(self, messages: Sequence[InHand]) -> None:
-        """Give the permits of messages back whose calls have ended, and keep the messages."""
+        """Give the permits of messages back whose calls have just ended, and keep the messages.
+        Permits come back together, so that one receive asks for many messages."""
+        if not self._stopping:
+            now = self._clock.monotonic()
+            await self._clock.sleep(PERMITS_TOGETHER - now % PERMITS_TOGETHER)
         for message in messages:
             permit, message.permit = message.permit, ""
             message.is_kept = True

@@ -3,6 +3,7 @@ settled beside it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.engine.dispatcher import PERMITS_TOGETHER
+from conveyor.engine.lanes import Lane
 from conveyor.engine.pipeline import AHEAD_AGE, AHEAD_SPAN, Pace
 from conveyor.engine.telemetry import LOOK
 from conveyor.ports.handler import (
@@ -410,6 +413,29 @@ async def test_a_permit_ends_with_its_call_where_answers_are_gathered() -> None:
         await world.clock.advance(1.0)
         assert world.granted("a") == 0
         assert not list(world.dispatcher.lanes)
+
+
+async def test_permits_of_answers_that_are_gathered_come_back_together() -> None:
+    """Came each back by itself, each would be asked one message for."""
+    world, work = staged_world(0.0, at_once=1)
+    work.is_gathering, work.settling = True, 0.3
+    durations = itertools.cycle(0.11 + number / 100 for number in range(SLOTS))
+    work.duration = lambda _delivery: next(durations)
+    moments: list[float] = []
+    policy = world.members[0].policy
+    discharge = policy.discharge
+
+    async def noted(lane: Lane, permit: str) -> None:
+        moments.append(round(world.clock.monotonic() / PERMITS_TOGETHER, 3))
+        await discharge(lane, permit)
+
+    policy.discharge = noted  # type: ignore[method-assign]
+    async with world.running():
+        await world.submit("a", 100)
+        await world.clock.advance(10.0)
+    assert len(work.done) == len(moments) == 100
+    assert all(moment.is_integer() for moment in moments)
+    assert len(set(moments)) < 50
 
 
 @pytest.mark.guarantee("G5")
