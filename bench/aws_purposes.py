@@ -37,6 +37,7 @@ PURPOSES = {
     "handlers.deliver": "webhooks",
     "handlers.ingest": "ingestion",
     "handlers.task": "body of a result",
+    "handlers.packs": "body of a result",
     "records.job_templates": "templates",
     "engine.discovery": "discovery",
     "engine.delivery.AckBatcher": "acknowledgements",

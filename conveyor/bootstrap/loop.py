@@ -578,6 +578,7 @@ def _task_handler(
             gateway_timeout=settings.gateway_timeout,
             max_result_bytes=settings.max_result_bytes,
             max_interruptions=settings.max_interruptions,
+            pack_bodies=settings.pack_bodies,
             log_ratio=settings.task_log_ratio,
             # The logs of a fleet are read by more people than its results.
             logs_urls=not settings.role,

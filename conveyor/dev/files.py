@@ -31,13 +31,14 @@ from anyio import CancelScope, to_thread
 from conveyor.dev.segments import (
     PACKED_MOST,
     SegmentWriter,
-    packed_body,
     packing_run,
+    read_packed,
     remove_unsettled,
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import Blobs, Content, NewBodies, NoRoom
 from conveyor.records.blob_keys import checked_key, checked_prefix
+from conveyor.records.packed_bodies import PackedBody, packed_bodies, packed_body
 
 _MAX_BATCH = 256
 _MAX_TRIES = 5
@@ -192,6 +193,10 @@ class FileWriter:
                 batch[0].loop.call_soon_threadsafe(_settle, batch)
 
 
+def _read_all(root: str, bodies: Sequence[PackedBody]) -> list[bytes | None]:
+    return [read_packed(root, body) for body in bodies]
+
+
 def _free(directory: str) -> int:
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
@@ -333,8 +338,13 @@ class FileBlobs(Blobs, NewBodies):
                 return await to_thread.run_sync(_open_body, path, size)
             if size is not None and size != packed.size:
                 return None
-            body = await to_thread.run_sync(packed.read, self._root)
-        return None if body is None else _in_one_piece(body)
+            body = await to_thread.run_sync(read_packed, self._root, packed)
+        return None if body is None else _in_pieces(body)
+
+    async def read_neighbours(self, keys: Sequence[str]) -> list[bytes | None]:
+        bodies = packed_bodies(map(checked_key, keys))
+        with _DISK:
+            return await to_thread.run_sync(_read_all, self._root, bodies)
 
     async def delete(self, key: str) -> None:
         path, packed = self._path(key), packed_body(key)
@@ -377,8 +387,8 @@ class FileBlobs(Blobs, NewBodies):
         with _DISK:
             if packed is None:
                 return await to_thread.run_sync(_size, path)
-            whole = await to_thread.run_sync(_size, f"{self._root}/{packed.segment}")
-        return packed.size if whole is not None and whole >= packed.offset + packed.size else None
+            whole = await to_thread.run_sync(_size, f"{self._root}/{packed.pack}")
+        return packed.size if whole is not None and whole >= packed.end else None
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
         return None
@@ -565,9 +575,9 @@ class _Body:
             os.close(descriptor)
 
 
-async def _in_one_piece(body: bytes) -> AsyncIterator[bytes]:
-    if body:
-        yield body
+async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]
 
 
 def _open_body(path: str, size: int | None) -> AsyncIterator[bytes] | None:

@@ -1,27 +1,25 @@
 """Segment files: small bodies of one run one after the other, many in a file.
 
 A line stands before each body: its name, its number of bytes, and the CRC-32 of both and the body.
-The key of a packed body is that of its segment, then offset, bytes and the CRC-32 of the body
-alone, so that a row which names it says all that a reader needs. A segment is written by one
+Rows name a body by its place, as `records.packed_bodies` has it. A segment is written by one
 process; the next one begins others.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from zlib import crc32
+
+from conveyor.records.packed_bodies import FOLDER, PackedBody, place_body
 
 PACKED_MOST = 256 * 1024
 """Most bytes of a packed body: it is read in one piece, and checked before a byte of it is
 served."""
-_FOLDER = "segments"
 _SEGMENT_BYTES = 64 * 1024 * 1024
 _SEGMENT_BODIES = 16_384
 _MOST_OPEN = 64
@@ -32,52 +30,24 @@ _KEPT_IN_A_ROW = 4
 """Segments of a run that are kept at boot, one before the other, before no earlier one is looked
 at."""
 _RESULTS = "results/"
-_KEY = re.compile(rf"(.+/{_FOLDER}/\d{{8}})\.(\d{{1,10}})\.(\d{{1,7}})\.([0-9a-f]{{8}})")
 _NUMBER = re.compile(r"[0-9]{8}")
 _HEAD = re.compile(rb"((\S+) (\d{1,7}) )([0-9a-f]{8})\n")
 _CUT_HEAD = re.compile(rb"(\S+)( (\d{1,7}( [0-9a-f]{0,8})?)?)?")
 _HEAD_FOLLOWS = re.compile(rb"\S \d{1,7} [0-9a-f]{8}\n")
 _MOST_HEAD = 256
 
-_log = logging.getLogger("conveyor.dev")
 
-
-class PackedBody(NamedTuple):
-    """The place of a body: the key of its segment, where it begins there, its bytes and their
-    CRC-32."""
-
-    segment: str
-    offset: int
-    size: int
-    checksum: int
-
-    @property
-    def key(self) -> str:
-        """The key under which a row names it."""
-        return f"{self.segment}.{self.offset}.{self.size}.{self.checksum:08x}"
-
-    def read(self, root: str) -> bytes | None:
-        """Read it below `root`; return None if it is missing or not as it was written."""
-        try:
-            descriptor = os.open(f"{root}/{self.segment}", os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
-            body = os.pread(descriptor, self.size, self.offset)
-        finally:
-            os.close(descriptor)
-        if len(body) == self.size and crc32(body) == self.checksum:
-            return body
-        _log.error("a stored body is damaged", extra={"key": self.key})
+def read_packed(root: str, body: PackedBody) -> bytes | None:
+    """Read a packed body below `root`; return None if it is missing or not as it was written."""
+    try:
+        descriptor = os.open(f"{root}/{body.pack}", os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def packed_body(key: str) -> PackedBody | None:
-    """Return the place that a key tells; None for the key of a body in a file of its own."""
-    match = _KEY.fullmatch(key)
-    if match is None:
-        return None
-    return PackedBody(match[1], int(match[2]), int(match[3]), int(match[4], 16))
+    try:
+        content = os.pread(descriptor, body.size, body.offset)
+    finally:
+        os.close(descriptor)
+    return body.checked(content)
 
 
 def packing_run(key: str, body: bytes) -> str | None:
@@ -112,7 +82,7 @@ class _Segment:
             head = b"%s %d " % (name.encode(), len(body))
             head += b"%08x\n" % crc32(body, crc32(head))
             end += len(head)
-            keys.append(PackedBody(self.key, end, len(body), crc32(body)).key)
+            keys.append(place_body(self.key, end, body).key)
             parts += (head, body)
             end += len(body)
         data = memoryview(b"".join(parts))
@@ -187,10 +157,10 @@ class SegmentWriter:
     def drop(self, body: PackedBody) -> None:
         """Note that no row will name a body. Its bytes stay, unless the last segment of its run has
         no other body."""
-        run = body.segment.rsplit("/", 2)[0]
+        run = body.pack.rsplit("/", 2)[0]
         with self._lock:
             segment = self._open.get(run) or self._closed.get(run)
-            if segment is not None and segment.key == body.segment:
+            if segment is not None and segment.key == body.pack:
                 segment.dropped.add(body.offset)
                 self._remove_if_unused(run, segment)
 
@@ -226,7 +196,7 @@ class SegmentWriter:
         return last
 
     def _new(self, run: str, last: _Segment | None) -> _Segment:
-        folder = f"{self._root}/{run}/{_FOLDER}"
+        folder = f"{self._root}/{run}/{FOLDER}"
         # Not the root: where somebody removed all data, nothing appears in its place.
         os.stat(self._root)
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -238,7 +208,7 @@ class SegmentWriter:
         except FileExistsError:
             self._closed.pop(run, None)  # somebody else's: the next one looks for a free number
             raise
-        return _Segment(f"{run}/{_FOLDER}/{name}", path, descriptor)
+        return _Segment(f"{run}/{FOLDER}/{name}", path, descriptor)
 
     def _close_idle(self) -> None:
         run, segment = next(iter(self._open.items()))
@@ -272,7 +242,7 @@ def remove_unsettled(root: str, keys: Collection[str]) -> None:
         names.setdefault(run, set()).add(name.encode())
     for run, unsettled in names.items():
         kept = 0
-        folder = f"{root}/{run}/{_FOLDER}"
+        folder = f"{root}/{run}/{FOLDER}"
         for number in sorted(_numbers_in(folder), reverse=True):
             path = f"{folder}/{number:08}"
             if _holds_only(path, unsettled):

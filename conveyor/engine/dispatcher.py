@@ -54,6 +54,9 @@ ERROR_PAUSE = 1.0
 IDLE_WAIT = 60.0
 BUFFER_AGE = 10.0
 """Most seconds that a message waits here for a slot, while another worker might work it."""
+PERMITS_TOGETHER = 0.1
+"""Seconds: the permits of calls that end within so many are given back at one moment, where answers
+are gathered anyway."""
 CALM = 2.0
 """Seconds without buffering after a queue gave fewer messages than it was asked for."""
 
@@ -230,6 +233,8 @@ class Dispatcher:
         """Begin to stop: receive nothing more, and give up the claims that wait for a slot."""
         self._stopping = True
         self._policy.draining = True
+        if self._stages is not None:
+            self._stages.hurry()
         self._drained.set()
         self._timer_wake.set()
         self._let_go()
@@ -597,9 +602,12 @@ class Dispatcher:
             if message.permit:
                 await self._policy.discharge(lane, message.permit)
         finally:
-            if not message.has_slot:
-                self._planner.take_slot(lane)
-            self._planner.free(lane, 1)
+            if message.is_kept:
+                lane.kept -= 1
+            else:
+                if not message.has_slot:
+                    self._planner.take_slot(lane)
+                self._planner.free(lane, 1)
             if lane.closed:
                 with anyio.CancelScope(shield=True):
                     await self._tidy(lane)
@@ -655,6 +663,8 @@ class Dispatcher:
     async def _finish(self, messages: list[InHand]) -> None:
         """Settle what was answered, and conclude each message."""
         assert self._stages is not None
+        if self._stages.gathers:
+            await self._keep(messages)
         results: Sequence[Outcome | Exception]
         try:
             held = [one.held for one in messages if one.held is not None]
@@ -676,14 +686,28 @@ class Dispatcher:
                 log_failure(_log, "an answer could not be dealt with", error)
         self._wake_one()
 
+    async def _keep(self, messages: Sequence[InHand]) -> None:
+        """Give the permits of messages back whose calls have just ended, and keep the messages.
+        Permits come back together, so that one receive asks for many messages."""
+        if not self._stopping:
+            now = self._clock.monotonic()
+            await self._clock.sleep(PERMITS_TOGETHER - now % PERMITS_TOGETHER)
+        for message in messages:
+            permit, message.permit = message.permit, ""
+            message.is_kept = True
+            self._planner.keep(message.lane)
+            discharge = partial(self._policy.discharge, message.lane, permit)
+            await log_and_continue(_log, "a permit was not given back", discharge)
+            self._wake_one()
+
     def _tries_again(self, message: InHand, error: Exception) -> bool:
         """Begin to wait until a message is worked once more, with its permit in hand; return False
-        if it is to be hidden."""
+        if it is to be hidden, as one is that has no permit any more."""
         message.tries += 1
         pause = pause_in_place(
             error,
             message.tries,
-            keeps=lambda: not self._begins_nothing,
+            keeps=lambda: not (message.is_kept or self._begins_nothing),
             away=partial(self._rest, message.lane),
         )
         if pause is None or self._workers is None:

@@ -63,6 +63,7 @@ class Lane:
 
     `owner` is the caller of its run. `busy` counts messages asked for, waiting for a slot or in
     work; `unsettled` those of them whose call has ended; `admitted` those that hold a permit.
+    `kept` counts messages in hand beside those: their calls have ended, and their permits are back.
     `buffer` holds messages received beyond the permits, each with the moment it came; `refilling`
     counts those asked for to fill it. `scopes` are the calls under way. `empties` counts empty
     receives in a row, since `empty_since`. The lane is not polled before `not_before`; its queue is
@@ -83,6 +84,7 @@ class Lane:
         "empties",
         "empty_since",
         "job_id",
+        "kept",
         "limit",
         "lost_at",
         "lost_since",
@@ -121,6 +123,7 @@ class Lane:
         self.owner.add(self)
         self._busy = 0
         self.unsettled = 0
+        self.kept = 0
         self.admitted = 0
         self.buffer: deque[tuple[Delivery, float]] = deque()
         self.refilling = 0
@@ -163,12 +166,13 @@ class Lane:
     @property
     def idle(self) -> bool:
         """True if this worker holds no message of the lane and has asked for no more."""
-        return not (self.busy or self.buffer or self.refilling)
+        return not (self.busy or self.kept or self.buffer or self.refilling)
 
     @property
     def only_waits(self) -> bool:
         """True if this worker holds no message of the lane, though it may wait on the queue."""
-        return self.busy == (1 if self.probing else 0) and not (self.buffer or self.refilling)
+        probes = 1 if self.probing else 0
+        return self.busy == probes and not (self.kept or self.buffer or self.refilling)
 
     def poll_now(self) -> None:
         """Forget that the queue was empty, because there may be work."""

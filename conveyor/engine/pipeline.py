@@ -26,7 +26,7 @@ class InHand:
     It was received, or tried again, at `since`; its work began at `began`. Its queue hides it for a
     visibility timeout from `hidden_at` on. `held` is its claim, and `permit` the name of its
     permit, once it has one. `tries` counts those that failed. `has_slot` is False while its slot is
-    free, though it is still in hand.
+    free, though it is still in hand, and `is_kept` is True while its permit is, too.
     """
 
     lane: Lane
@@ -38,6 +38,7 @@ class InHand:
     began: float = 0.0
     tries: int = 0
     has_slot: bool = True
+    is_kept: bool = False
 
 
 AHEAD_SPAN = 0.1

@@ -216,6 +216,12 @@ class Planner:
         self._busy += 1
         lane.unsettled -= 1
 
+    def keep(self, lane: Lane) -> None:
+        """Note that a message whose slot is free needs no permit either, though it is in hand."""
+        lane.busy -= 1
+        lane.unsettled -= 1
+        lane.kept += 1
+
     def next_due(self, now: float) -> float | None:
         """Return when the next resting lane may be asked again, if any rests."""
         due: float | None = None

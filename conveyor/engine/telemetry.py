@@ -167,6 +167,12 @@ METRICS: dict[str, MetricInfo] = {
         SERVERS,
     ),
     "tasks": MetricInfo(COUNTER, "Tasks that ended", {"state": ("successful", "failed")}),
+    "body_objects": MetricInfo(
+        COUNTER,
+        "Objects of one body or a pack of them that were written, where bodies are packed",
+    ),
+    "packed_bodies": MetricInfo(COUNTER, "Bodies in the body_objects"),
+    "packed_bytes": MetricInfo(COUNTER, "Bytes in the body_objects"),
     "callbacks": MetricInfo(
         COUNTER,
         "Callbacks that were tried",
@@ -277,7 +283,16 @@ METRICS: dict[str, MetricInfo] = {
 }
 """Every metric, by its name without `conveyor_` and without the `_total` of a counter."""
 
-COUNTED_HERE = ("receives", "deliveries", "bounces", "claims_undone", "fenced")
+COUNTED_HERE = (
+    "receives",
+    "deliveries",
+    "bounces",
+    "claims_undone",
+    "fenced",
+    "body_objects",
+    "packed_bodies",
+    "packed_bytes",
+)
 LABELLED_HERE = ("gateway_calls", "tasks", "callbacks", "webhook_attempts")
 TRACED = {"gateway_calls": "attempt", "tasks": "attempt", "webhook_attempts": "delivery"}
 """The traces whose outcomes are values of a metric's label, by the metric."""
@@ -324,6 +339,12 @@ class Telemetry(Collector):
     def claim_undone(self) -> None:
         """Count a claim that was given back before its work was done."""
         self.counts["claims_undone"] += 1
+
+    def bodies_written(self, bodies: int, size: int) -> None:
+        """Count an object that was written, its bodies and its bytes."""
+        self.counts["body_objects"] += 1
+        self.counts["packed_bodies"] += bodies
+        self.counts["packed_bytes"] += size
 
     def gateway_called(self, outcome: str) -> None:
         """Count a gateway call that has ended."""

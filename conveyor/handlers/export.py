@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -36,6 +37,7 @@ from conveyor.ports.records import JobLookup
 from conveyor.ports.tasks import TaskReader
 from conveyor.records.blob_keys import export_key
 from conveyor.records.expiry import Expiry
+from conveyor.records.packed_bodies import PackedBody, neighbours, packed_body
 from conveyor.records.sharded_reads import all_tasks
 
 PORTION_ROWS = 128
@@ -86,18 +88,50 @@ class ExportSource:
         ends = await self._expiry.of(tasks, self._job.result_ttl_days, horizon=now)
         bodies: list[tuple[bytes, ...] | None] = [None] * len(tasks)
 
-        async def read(place: int) -> None:
-            bodies[place] = await self._body(tasks[place])
+        async def read(one: _Read) -> None:
+            for place, body in zip(one.places, await self._read(one, tasks), strict=True):
+                bodies[place] = body
 
         due = [place for place, end in enumerate(ends) if end is not None and end > now]
-        await for_each(read, due, limit=READS_AT_A_TIME)
+        await for_each(read, _reads(tasks, due), limit=READS_AT_A_TIME)
         return [Exported(task, body) for task, body in zip(tasks, bodies, strict=True)]
 
-    async def _body(self, task: Task) -> tuple[bytes, ...] | None:
-        if task.result is None:
-            return None
-        pieces = await self._blobs.open(task.result.blob_key, size=task.result.size)
-        return None if pieces is None else tuple([piece async for piece in pieces])
+    async def _read(self, read: _Read, tasks: Sequence[Task]) -> list[tuple[bytes, ...] | None]:
+        if read.keys:
+            found = await self._blobs.read_neighbours(read.keys)
+            return [None if body is None else (body,) for body in found]
+        [place] = read.places
+        result = tasks[place].result
+        if result is None:
+            return [None]
+        pieces = await self._blobs.open(result.blob_key, size=result.size)
+        return [None if pieces is None else tuple([piece async for piece in pieces])]
+
+
+class _Read(NamedTuple):
+    """One read: of the body of a row, or of several packed ones by their `keys`. `places` are those
+    of the rows."""
+
+    places: list[int]
+    keys: list[str]
+
+
+def _reads(tasks: Sequence[Task], due: Sequence[int]) -> list[_Read]:
+    """Share the bodies of rows out over as few reads as can be."""
+    alone: list[_Read] = []
+    packed: dict[PackedBody, list[int]] = {}
+    for place in due:
+        result = tasks[place].result
+        body = None if result is None else packed_body(result.blob_key)
+        if result is not None and body is not None and body.size == result.size:
+            packed.setdefault(body, []).append(place)
+        else:
+            alone.append(_Read([place], []))
+    together = []
+    for group in neighbours(packed):
+        named = [(place, body.key) for body in group for place in packed[body]]
+        together.append(_Read([place for place, _ in named], [key for _, key in named]))
+    return alone + together
 
 
 def _body_size(task: Task) -> int:

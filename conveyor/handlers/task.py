@@ -19,13 +19,14 @@ from cachetools import LRUCache
 from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
-from conveyor.domain.errors import ConveyorError
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Event, StoredBody, Task, WaitReason
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
 from conveyor.domain.text_rules import logged_url, shorten
 from conveyor.domain.urls import host_of
+from conveyor.handlers.packs import BodyPacks
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
@@ -95,6 +96,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
     """The worker's name in claims, the length of a claim, and the bounds of work.
 
     Of tasks that ended well, the share `log_ratio` is logged; with `logs_urls` each by its URL.
+    With `pack_bodies` small bodies of a run are stored together, where tasks are settled one by
+    one.
     """
 
     worker: str
@@ -102,6 +105,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     gateway_timeout: float
     max_result_bytes: int
     max_interruptions: int
+    pack_bodies: bool = False
     log_ratio: float = 1.0
     logs_urls: bool = True
 
@@ -198,6 +202,9 @@ class TaskHandler(StagedHandler):
         self._outages = ports.outages or Outages(clock)
         self._breaker = CircuitBreaker(clock, dependency="the result store")
         self._outages.tell_also(self._breaker.outage)
+        self._packs: BodyPacks | None = None
+        if options.pack_bodies and ports.pipeline is None:
+            self._packs = BodyPacks(ports.blobs, clock, breaker=self._breaker, observer=observer)
         life = "" if ports.pipeline is None else f"{ports.pipeline.calls.life}/"
         self._name = f"{life}{options.worker}"
 
@@ -205,12 +212,22 @@ class TaskHandler(StagedHandler):
     def claims_at_once(self) -> int:
         return 1 if self._pipeline is None else self._pipeline.claims_at_once
 
+    @property
+    def gathers(self) -> bool:
+        return self._packs is not None
+
+    def hurry(self) -> None:
+        if self._packs is not None:
+            self._packs.stop()
+
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Work the task that a message names, if it can be claimed and its body stored.
 
         Raises ConveyorError(unavailable) if a port is down; ResultLost, which is such an error, if
         that showed after a call of the gateway.
         """
+        if self._packs is not None and self._packs.keeps_some:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "bodies wait for the result store")
         with self._breaker.guard():
             found = await self._claim(delivery)
             if isinstance(found, Outcome):
@@ -368,8 +385,11 @@ class TaskHandler(StagedHandler):
 
     async def _discard(self, held: ClaimedTask) -> None:
         """Remove a stored body that no row will name."""
-        remove = partial(self._blobs.delete, held.blob_key)
+        remove = partial(self._remove, held.blob_key)
         await log_and_continue(_log, "a body that no row names was not removed", remove)
+
+    async def _remove(self, key: str) -> None:
+        await (self._blobs.delete if self._packs is None else self._packs.drop)(key)
 
     def _given_back(self, held: ClaimedTask) -> Released | Deferred:
         """Decide how a claim goes back: a row whose body was lost says why its message is hidden
@@ -586,13 +606,16 @@ class TaskHandler(StagedHandler):
 
     # -- bodies --
 
-    async def _store(self, held: ClaimedTask) -> None:
-        """Store the body in hand. Raises ResultLost."""
+    async def _store(self, held: ClaimedTask, packs: BodyPacks | None = None) -> None:
+        """Store the body in hand, in `packs` with others. Raises ResultLost."""
         if held.body is None:
             return
         began = self._clock.now()
         try:
-            await self._put(held, held.body)
+            if packs is None:
+                await self._put(held, held.body)
+            else:
+                await self._pack(held, held.body, packs)
         except ScrapeFailed as failure:
             self._fail_answered(held, failure)
         except ConveyorError:
@@ -621,16 +644,24 @@ class TaskHandler(StagedHandler):
         self._breaker.succeeded()
         return size
 
+    async def _pack(self, held: ClaimedTask, body: bytes, packs: BodyPacks) -> None:
+        """Store a body with others of its run. Raises ScrapeFailed, ResultLost."""
+        try:
+            held.note_stored(await packs.put(held.blob_key, body))
+        except ConveyorError as error:
+            meaning = _meaning(error)
+            if isinstance(meaning, ResultLost):
+                held.error = meaning
+            raise meaning from error
+
     def _unkept(self, error: ConveyorError) -> ScrapeFailed | ResultLost:
-        """Tell the breaker, and return what the loss of a body means. If the store refuses this
-        very body, the attempt failed: otherwise the gateway would be called for it for ever."""
+        """Tell the breaker, and return what the loss of a body means."""
         if isinstance(error, BodyRefused):
-            _log.error("the store refused a body", extra={"error": str(error)})
             # The store works, and would keep another body.
             self._breaker.succeeded()
-            return refused_body(error)
-        self._breaker.failed(error.detail)
-        return ResultLost(error.code, error.detail, retry_after=error.retry_after)
+        else:
+            self._breaker.failed(error.detail)
+        return _meaning(error)
 
     async def _store_all(self, pipeline: Pipeline, answered: Sequence[ClaimedTask]) -> None:
         """Store the bodies in hand, and note for each task the error that came in the way."""
@@ -675,7 +706,7 @@ class TaskHandler(StagedHandler):
         else:
             for held in tasks:
                 try:
-                    await self._store(held)
+                    await self._store(held, self._packs)
                 except ConveyorError as error:
                     held.error = error
         ready = [held for held in tasks if held.error is None]
@@ -738,7 +769,7 @@ class TaskHandler(StagedHandler):
             if settled.applied:
                 return self._ended(ended, held, settled)
             # The claim was lost, or the run deleted: nothing will ever refer to this body.
-            await self._blobs.delete(held.blob_key)
+            await self._remove(held.blob_key)
             return ACKNOWLEDGE
         if held.stored:
             # What came behind the body made the attempt fail.
@@ -793,6 +824,15 @@ class TaskHandler(StagedHandler):
             await self._queues.drop_run(run_id)
         finally:
             self._signals.run_ended(run_id)
+
+
+def _meaning(error: ConveyorError) -> ScrapeFailed | ResultLost:
+    """Return what the loss of a body means. If the store refuses this very body, the attempt
+    failed: otherwise the gateway would be called for it for ever."""
+    if isinstance(error, BodyRefused):
+        _log.error("the store refused a body", extra={"error": str(error)})
+        return refused_body(error)
+    return ResultLost(error.code, error.detail, retry_after=error.retry_after)
 
 
 def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:

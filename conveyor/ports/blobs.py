@@ -43,7 +43,8 @@ class BlobWriter(Protocol):
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove one body; do nothing if the key has no body."""
+        """Remove one body; do nothing if the key has no body, or if it is packed with others: then
+        nothing may name it any more."""
         ...
 
 
@@ -68,6 +69,11 @@ class BlobReader(Protocol):
         """Return a body in pieces of at most 256 KiB; None if the key has no body, or with a `size`
         one of another number of bytes, which lost some, or one that is damaged where the key has
         its checksum."""
+        ...
+
+    async def read_neighbours(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Read packed bodies of one pack that lie near each other, in one operation; None for each
+        that is missing or damaged. Raises ValueError for the key of another body."""
         ...
 
     async def size(self, key: str) -> int | None:
@@ -109,9 +115,9 @@ class BlobLinks(Protocol):
         """Return a link that serves one body for `seconds` seconds as an attachment of that name,
         and of a type, if one is given.
 
-        Return None if the store has no links of its own, or cannot make one now. If the store
-        cannot make one that lasts so long, the link ends earlier and states its end; callers are to
-        use it at once.
+        Return None if the store has no links of its own, or cannot make one now, and for a packed
+        body. If the store cannot make one that lasts so long, the link ends earlier and states its
+        end; callers are to use it at once.
         """
         ...
 

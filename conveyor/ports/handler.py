@@ -77,6 +77,16 @@ class StagedHandler(Handler, Protocol):
         """The most tasks that one `claim` takes; 1 if each is to be claimed by `begin`."""
         ...
 
+    @property
+    def gathers(self) -> bool:
+        """True if `settle` waits for further answers: a message then gives its permit back, too,
+        once its call has ended."""
+        ...
+
+    def hurry(self) -> None:
+        """Settle at once from now on: the worker stops."""
+        ...
+
     async def claim(self, deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
         """Claim the tasks that messages name. Return None for those that `begin` is to claim."""
         ...
@@ -127,6 +137,10 @@ class Observer(Protocol):
 
     def claim_undone(self) -> None:
         """Count a claim that was given back before its work was done."""
+        ...
+
+    def bodies_written(self, bodies: int, size: int) -> None:
+        """Count an object of so many bodies, and of `size` bytes, that was written."""
         ...
 
     def callback_made(self, outcome: str) -> None:

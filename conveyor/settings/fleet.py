@@ -47,6 +47,12 @@ FLEET_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("bucket", "name", "of the S3 bucket", used_by=FLEET),
     Setting(
+        "pack_bodies",
+        "switch",
+        "write the bodies of a run that end within 0.3 s into one object",
+        used_by="conveyor worker",
+    ),
+    Setting(
         "ledger",
         "word",
         "where permits are kept: `redis`, `dynamodb`; one for the whole fleet",

@@ -106,6 +106,7 @@ class Settings:
     kms_endpoint: str = ""
     table: str = ""
     bucket: str = ""
+    pack_bodies: bool = False
     ledger: str = "redis"
     redis_url: str = field(default="", repr=False)
     aws_attempts: int = 8

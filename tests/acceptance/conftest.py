@@ -64,8 +64,9 @@ def binding(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
-    """The fleet of all modules that need no settings of their own."""
-    with fleet(tmp_path_factory.mktemp("fleet"), **FLEET_SETTINGS) as running:
+    """The fleet of all modules that need no settings of their own. Its bodies are packed; those of
+    most fleets with failing parts are not."""
+    with fleet(tmp_path_factory.mktemp("fleet"), **FLEET_SETTINGS, pack_bodies="true") as running:
         yield running
 
 

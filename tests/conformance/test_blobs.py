@@ -27,6 +27,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import Blobs, Content
 from conveyor.prod.s3.blobs import PART, S3Blobs
 from conveyor.records.blob_keys import result_key, run_prefix
+from conveyor.records.packed_bodies import pack_key, place_body
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
 from tests.disk import files_below
 
@@ -301,6 +302,71 @@ async def test_writers_beside_a_removal_store_whole_bodies_or_fail_cleanly(
     await bench.blobs.delete_prefix(PREFIX)
     assert [key for key in stored if await bench.read(key) is not None] == []
     assert await bench.leftovers() == []
+
+
+# -- packed bodies --
+
+
+async def _packed(bench: Bench, bodies: Sequence[bytes]) -> list[str]:
+    """Store a pack of bodies; return the key of each."""
+    pack, offset, keys = pack_key(KEY), 0, []
+    for body in bodies:
+        keys.append(place_body(pack, offset, body).key)
+        offset += len(body)
+    await bench.blobs.put(pack, b"".join(bodies))
+    return keys
+
+
+PACKED = [b"one", _body(PIECE + 1), b"three", _body(1024 * 1024)]
+
+
+@pytest.mark.guarantee("G11")
+async def test_a_packed_body_comes_back_byte_for_byte(bench: Bench) -> None:
+    keys = await _packed(bench, PACKED)
+    for key, body in zip(keys, PACKED, strict=True):
+        content = await bench.blobs.open(key, size=len(body))
+        assert content is not None
+        pieces = [piece async for piece in content]
+        assert b"".join(pieces) == body
+        assert all(0 < len(piece) <= PIECE for piece in pieces)
+        assert await bench.blobs.size(key) == len(body)
+        assert await bench.blobs.open(key, size=len(body) + 1) is None
+    assert await bench.blobs.read_neighbours(keys[::-1]) == PACKED[::-1]
+    assert await bench.blobs.read_neighbours(keys[1:3]) == PACKED[1:3]
+    assert await bench.blobs.download_link(keys[0], seconds=600, file_name="one") is None
+
+
+@pytest.mark.guarantee("G11")
+@pytest.mark.parametrize("way", ["a bit", "cut", "gone"])
+async def test_a_packed_body_that_is_damaged_is_no_body_and_its_neighbours_are(
+    bench: Bench, way: str
+) -> None:
+    first, second, third = keys = await _packed(bench, [b"one", b"two", b"three"])
+    left = {"a bit": b"onetwothreE", "cut": b"onetwothr", "gone": None}[way]
+    if left is None:
+        await bench.blobs.delete(pack_key(KEY))
+    else:
+        await bench.blobs.put(pack_key(KEY), left)
+    assert await bench.blobs.open(third) is None
+    assert await bench.blobs.size(third) == (5 if way == "a bit" else None)
+    whole = [None, None] if left is None else [b"one", b"two"]
+    assert [await bench.read(first), await bench.read(second)] == whole
+    assert await bench.blobs.read_neighbours(keys) == [*whole, None]
+
+
+@pytest.mark.guarantee("G10")
+async def test_a_packed_body_goes_with_its_run_and_not_before(bench: Bench) -> None:
+    first, second = await _packed(bench, [b"one", b"two"])
+    await bench.blobs.delete(first)
+    assert await bench.read(second) == b"two"
+    assert await bench.blobs.delete_prefix(PREFIX) == 1
+    assert await bench.read(second) is None
+
+
+async def test_only_packed_bodies_have_neighbours(bench: Bench) -> None:
+    await bench.blobs.put(KEY, b"x")
+    with pytest.raises(ValueError, match="not the key of a packed body"):
+        await bench.blobs.read_neighbours([KEY])
 
 
 BAD_KEYS = [

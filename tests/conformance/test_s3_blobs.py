@@ -25,6 +25,7 @@ from conveyor.prod.s3.blobs import (
     part_size,
 )
 from conveyor.records.blob_keys import run_prefix
+from conveyor.records.packed_bodies import pack_key, place_body
 from tests.conformance.s3_bucket import empty_bucket, unfinished_uploads
 
 PREFIX = run_prefix("JOB", "RUN", 30)
@@ -214,6 +215,42 @@ async def test_reading_goes_on_where_the_connection_broke_off(bench: Bench) -> N
     await bench.blobs.put(KEY, body)
     bench.seam.breaks_after = PIECE + 10
     assert await bench.read(KEY) == body
+    assert bench.seam.calls["get_object"] == 3
+
+
+async def _packed(bench: Bench, bodies: list[bytes]) -> list[str]:
+    """Store a pack of bodies; return the key of each."""
+    pack, offset, keys = pack_key(f"{PREFIX}0/BODY"), 0, []
+    for body in bodies:
+        keys.append(place_body(pack, offset, body).key)
+        offset += len(body)
+    await bench.blobs.put(pack, b"".join(bodies))
+    return keys
+
+
+async def test_neighbours_are_one_call_for_the_bytes_from_the_first_to_the_last(
+    bench: Bench,
+) -> None:
+    bodies = [_body(size) for size in range(1, 40)]
+    keys = await _packed(bench, bodies)
+    lengths = []
+
+    def answered(_operation: str, answer: Answer) -> Answer:
+        lengths.append(answer["ContentLength"])
+        return answer
+
+    bench.seam.answered = answered
+    assert await bench.blobs.read_neighbours(keys[3:9:2]) == bodies[3:9:2]
+    assert lengths == [sum(map(len, bodies[3:8]))]
+
+
+async def test_reading_of_a_packed_body_goes_on_where_the_connection_broke_off(
+    bench: Bench,
+) -> None:
+    bodies = [_body(1_000), _body(2_000), _body(3_000)]
+    keys = await _packed(bench, bodies)
+    bench.seam.breaks_after = 700
+    assert await bench.read(keys[1]) == bodies[1]
     assert bench.seam.calls["get_object"] == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,11 +38,19 @@ class Gated:
 
     async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
         """A body, once the gate is open."""
+        await self._pass_gate()
+        return await self._blobs.open(key, size=size)
+
+    async def read_neighbours(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Bodies, once the gate is open."""
+        await self._pass_gate()
+        return await self._blobs.read_neighbours(keys)
+
+    async def _pass_gate(self) -> None:
         self.reached.set()
         await self.gate.wait()
         if self.broken:
             raise ConveyorError(ErrorCode.UNAVAILABLE, "result store: no")
-        return await self._blobs.open(key, size=size)
 
     async def put(self, key: str, content: Content) -> int:
         """Pass the call on."""

@@ -142,6 +142,7 @@ def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) 
         "CONVEYOR_GATEWAY",
         "CONVEYOR_GATEWAY_PROXY",
         "CONVEYOR_GATEWAY_TIMEOUT",
+        "CONVEYOR_PACK_BODIES",
         "CONVEYOR_SHUTDOWN_GRACE",
         "CONVEYOR_WORKERS",
     }

@@ -27,7 +27,7 @@ from conveyor.domain.webhooks import MOST_WEBHOOK_URL
 from conveyor.engine.planner import CONTROL_SLOTS
 from conveyor.gateway import decode, direct, headers, problems, webhook
 from conveyor.gateway.landmarks import HOSTS
-from conveyor.handlers import delete, fire
+from conveyor.handlers import delete, fire, packs
 from conveyor.http import inbox, malformed, middleware
 from conveyor.http.auth import LONGEST
 from conveyor.http.pages.actions import MOST_FORM
@@ -50,6 +50,7 @@ from conveyor.prod.sqs import queues as sqs_queues
 from conveyor.prod.sqs.messages import LONGEST_HIDING
 from conveyor.prod.startup_checks import BEAT, WATCH
 from conveyor.records import expiry
+from conveyor.records.packed_bodies import RANGE_BYTES
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
 from conveyor.service import progress, reruns, results, submit, task_lists
@@ -208,6 +209,15 @@ LIMITS: dict[str, tuple[int, ...]] = {
     ),
     "rows read for a filtered page": (results.LEAST_READ, results.READ_PER_ROW),
     "decoded result body": (DEFAULTS.max_result_bytes,),
+    "packed body, object of packed bodies, wait for others": (
+        packs.PACKED_MOST,
+        RANGE_BYTES,
+        int(1_000 * packs.GATHERING),
+    ),
+    "bodies to be packed are kept while the store is away; after a stop": (
+        int(packs.PATIENCE),
+        int(packs.LAST_PATIENCE),
+    ),
     "content codings of an answer": (problems.MAX_CODINGS,),
     "members of a gzip stream": (decode.MAX_MEMBERS,),
     "redirects of a direct fetch": (problems.MAX_REDIRECTS,),

@@ -67,6 +67,9 @@ class Waiting:
     def claim_undone(self) -> None:
         raise AssertionError
 
+    def bodies_written(self, bodies: int, size: int) -> None:
+        raise AssertionError((bodies, size))
+
     async def look(self, *, after: float = LOOK) -> list[tuple[str, ...]]:
         """Return the callbacks of one look, `after` seconds later."""
         await self.api.clock.advance(after)

@@ -3,6 +3,7 @@ settled beside it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.engine.dispatcher import PERMITS_TOGETHER
+from conveyor.engine.lanes import Lane
 from conveyor.engine.pipeline import AHEAD_AGE, AHEAD_SPAN, Pace
 from conveyor.engine.telemetry import LOOK
 from conveyor.ports.handler import (
@@ -52,6 +55,8 @@ class StagedWork(Work, StagedHandler):
     ) -> None:
         super().__init__(clock, duration)
         self.at_once = at_once
+        self.is_gathering = False
+        self.hurried_at: list[float] = []
         self.settling = 0.0
         self.waiting: set[Hold] = set()
         self.most_waiting = 0
@@ -65,6 +70,13 @@ class StagedWork(Work, StagedHandler):
     @property
     def claims_at_once(self) -> int:
         return self.at_once
+
+    @property
+    def gathers(self) -> bool:
+        return self.is_gathering
+
+    def hurry(self) -> None:
+        self.hurried_at.append(self.clock.monotonic())
 
     async def claim(self, deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
         await self.clock.sleep(STORE)
@@ -385,6 +397,75 @@ async def test_a_slot_ends_with_its_call(at_once: int) -> None:
     assert work.peak["all calls"] == SLOTS
 
 
+@pytest.mark.guarantee("G5")
+async def test_a_permit_ends_with_its_call_where_answers_are_gathered() -> None:
+    """Were the permits of what waits in use, three calls of a hundredth of a second would begin
+    each third of a second. Calls beyond the limit never are."""
+    world, work = staged_world(0.01, at_once=1)
+    work.is_gathering, work.settling = True, 0.3
+    async with world.running():
+        await world.submit("a", 100, limit=3)
+        await world.clock.advance(5.0)
+        assert len(work.done) == 100
+        assert work.peak["all calls"] == 3
+        assert 3 < work.most_unsettled <= SLOTS + 3
+        await world.dispatcher.close_lane("a")
+        await world.clock.advance(1.0)
+        assert world.granted("a") == 0
+        assert not list(world.dispatcher.lanes)
+
+
+async def test_permits_of_answers_that_are_gathered_come_back_together() -> None:
+    """Came each back by itself, each would be asked one message for."""
+    world, work = staged_world(0.0, at_once=1)
+    work.is_gathering, work.settling = True, 0.3
+    durations = itertools.cycle(0.11 + number / 100 for number in range(SLOTS))
+    work.duration = lambda _delivery: next(durations)
+    moments: list[float] = []
+    policy = world.members[0].policy
+    discharge = policy.discharge
+
+    async def noted(lane: Lane, permit: str) -> None:
+        moments.append(round(world.clock.monotonic() / PERMITS_TOGETHER, 3))
+        await discharge(lane, permit)
+
+    policy.discharge = noted  # type: ignore[method-assign]
+    async with world.running():
+        await world.submit("a", 100)
+        await world.clock.advance(10.0)
+    assert len(work.done) == len(moments) == 100
+    assert all(moment.is_integer() for moment in moments)
+    assert len(set(moments)) < 50
+
+
+@pytest.mark.guarantee("G5")
+async def test_a_lane_stays_while_answers_of_it_are_gathered() -> None:
+    world, work = staged_world(0.01, at_once=1)
+    work.is_gathering, work.settling = True, 5.0
+    async with world.running():
+        await world.submit("a", 5)
+        await world.clock.advance(1.0)
+        [lane] = world.dispatcher.lanes
+        assert (lane.busy - lane.probing, lane.kept) == (0, 5)
+        await world.dispatcher.close_lane("a")
+        assert list(world.dispatcher.lanes) == [lane]
+        await world.clock.advance(5.0)
+        assert lane.kept == lane.unsettled == 0
+        assert not list(world.dispatcher.lanes)
+    assert len(work.done) == 5
+
+
+async def test_a_stop_tells_the_handler_before_anything_is_given_up() -> None:
+    world, work = staged_world(1.0, at_once=1)
+    async with world.running():
+        await world.submit("a", 5)
+        await world.clock.advance(0.5)
+        assert not work.hurried_at
+        world.dispatcher.stop()
+        assert work.hurried_at == [world.clock.monotonic()]
+        await world.clock.advance(2.0)
+
+
 @pytest.mark.parametrize("at_once", [1, AT_ONCE])
 async def test_no_more_answers_wait_than_there_are_slots(at_once: int) -> None:
     world, work = staged_world(0.01, at_once=at_once)
@@ -410,11 +491,10 @@ async def test_answers_are_settled_together() -> None:
     assert len(work.settled) < 500 / 3
 
 
-@pytest.mark.parametrize("at_once", [1, AT_ONCE])
-async def test_a_settlement_that_fails_is_tried_again_with_the_message_in_hand(
-    at_once: int,
-) -> None:
+@pytest.mark.parametrize(("at_once", "gathers"), [(1, False), (AT_ONCE, False), (1, True)])
+async def test_a_settlement_that_fails_is_tried_again(at_once: int, gathers: bool) -> None:
     world, work = staged_world(0.01, at_once=at_once)
+    work.is_gathering = gathers
     failures = 3
 
     def away(_delivery: Delivery) -> Exception | None:
@@ -433,8 +513,9 @@ async def test_a_settlement_that_fails_is_tried_again_with_the_message_in_hand(
         for (_, before), (_, after) in zip(work.began_at, work.began_at[1:], strict=False)
     ]
     assert [round(pause) for pause in pauses] == [2, 4, 8]
-    assert world.telemetry.counts["deliveries"] == 1
-    assert world.telemetry.counts["bounces"] == 0
+    # Without its permit a message is not in hand: it is hidden for as long.
+    assert world.telemetry.counts["deliveries"] == (4 if gathers else 1)
+    assert world.telemetry.counts["bounces"] == (3 if gathers else 0)
 
 
 @pytest.mark.parametrize(

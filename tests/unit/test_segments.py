@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from conveyor.dev import segments
 from conveyor.dev.binding import open_binding
 from conveyor.dev.files import FileBlobs
-from conveyor.dev.segments import PACKED_MOST, packed_body, remove_unsettled
+from conveyor.dev.segments import PACKED_MOST, remove_unsettled
 from conveyor.domain.model import StoredBody
 from conveyor.domain.task_rules import Succeeded
 from conveyor.records.blob_keys import result_key, run_prefix
+from conveyor.records.packed_bodies import packed_body
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import World
 from tests.disk import body_files, files_below

@@ -35,6 +35,7 @@ def task_handler(
     observer: Observer,
     max_interruptions: int,
     pipeline: Pipeline | None = None,
+    pack_bodies: bool = False,
 ) -> TaskHandler:
     """Make a handler of task messages."""
     ports = TaskPorts(
@@ -58,6 +59,7 @@ def task_handler(
             gateway_timeout=60.0,
             max_result_bytes=1_000,
             max_interruptions=max_interruptions,
+            pack_bodies=pack_bodies,
         ),
     )
 

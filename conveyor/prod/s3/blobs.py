@@ -1,4 +1,4 @@
-"""The blobs port over S3: one object for each body, under the same key.
+"""The blobs port over S3: one object for each body, under the same key, or for a pack of bodies.
 
 A reader sees one version of a body, whatever is put under its key meanwhile, and resumes if its
 connection breaks. A large body goes up in parts, a few concurrently, and becomes visible as a whole
@@ -29,21 +29,27 @@ from conveyor.prod.aws.calls import (
     retry_unprocessed,
 )
 from conveyor.records.blob_keys import checked_key, checked_prefix
+from conveyor.records.packed_bodies import packed_bodies, packed_body
 
 PIECE = 256 * 1024
 """Most bytes of a piece that a reader gets."""
 RESUMPTIONS = 3
 """Times that a reader resumes after its connection broke: S3 closes those of slow readers."""
 NO_OBJECT = frozenset({"404", "NoSuchKey", "NotFound"})
-REPLACED = frozenset({"412", "PreconditionFailed", "416", "InvalidRange"}) | NO_OBJECT
+BEHIND_THE_END = frozenset({"416", "InvalidRange"})
+REPLACED = frozenset({"412", "PreconditionFailed"}) | BEHIND_THE_END | NO_OBJECT
 
 
 class ObjectReader:
-    """Reads a body piece by piece. `open_body` makes it, with the first piece already read."""
+    """Reads a body piece by piece. `open_body` makes it, with the first piece already read.
 
-    def __init__(self, aws: Aws, where: dict[str, str], answer: Answer) -> None:
+    The body is an object, or what is left of one from `offset` on, to where the answer ends.
+    """
+
+    def __init__(self, aws: Aws, where: dict[str, str], answer: Answer, *, offset: int = 0) -> None:
         self._aws = aws
         self._where = where
+        self._offset = offset
         self._version: str = answer["ETag"]
         self._size: int = answer["ContentLength"]
         self._body: AnswerBody | None = answer["Body"]
@@ -94,10 +100,9 @@ class ObjectReader:
         Raises ConveyorError(unavailable) if that version is gone.
         """
         try:
+            wanted = _range(self._offset + self._read, self._size - self._read)
             answer = await self._aws.call(
-                "s3",
-                "get_object",
-                {**self._where, "Range": f"bytes={self._read}-", "IfMatch": self._version},
+                "s3", "get_object", {**self._where, "Range": wanted, "IfMatch": self._version}
             )
         except AwsRefused as refused:
             self._resumed = RESUMPTIONS
@@ -132,6 +137,24 @@ async def open_body(
     reader = ObjectReader(aws, where, answer)
     await reader.begin()
     return reader
+
+
+async def read_range(aws: Aws, where: dict[str, str], offset: int, size: int) -> bytes:
+    """Read some bytes of an object: fewer if it ends before, none if it is missing. Raises
+    AwsRefused."""
+    try:
+        answer = await aws.call("s3", "get_object", {**where, "Range": _range(offset, size)})
+    except AwsRefused as refused:
+        if refused.word in NO_OBJECT | BEHIND_THE_END:
+            return b""
+        raise
+    reader = ObjectReader(aws, where, answer, offset=offset)
+    await reader.begin()
+    return b"".join([piece async for piece in reader])
+
+
+def _range(offset: int, size: int) -> str:
+    return f"bytes={offset}-{offset + size - 1}"
 
 
 PART = 8 * 1024 * 1024
@@ -384,10 +407,25 @@ class S3Blobs:
         return len(whole)
 
     async def open(self, key: str, *, size: int | None = None) -> AsyncIterator[bytes] | None:
-        return await open_body(self._aws, self._where(key), size=size)
+        packed = packed_body(key)
+        if packed is None:
+            return await open_body(self._aws, self._where(key), size=size)
+        if size is not None and size != packed.size:
+            return None
+        [body] = await self.read_neighbours([key])
+        return None if body is None else _in_pieces(body)
+
+    async def read_neighbours(self, keys: Sequence[str]) -> list[bytes | None]:
+        bodies = packed_bodies(keys)
+        offset = min(body.offset for body in bodies)
+        size = max(body.end for body in bodies) - offset
+        read = await read_range(self._aws, self._where(bodies[0].pack), offset, size)
+        return [body.checked(read[body.offset - offset : body.end - offset]) for body in bodies]
 
     async def delete(self, key: str) -> None:
-        await self._aws.call("s3", "delete_object", self._where(key))
+        where = self._where(key)
+        if packed_body(key) is None:
+            await self._aws.call("s3", "delete_object", where)
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         left = sys.maxsize if limit is None else limit
@@ -419,14 +457,19 @@ class S3Blobs:
         return keys
 
     async def size(self, key: str) -> int | None:
+        packed = packed_body(key)
         try:
-            found = await self._aws.call("s3", "head_object", self._where(key))
+            found = await self._aws.call(
+                "s3", "head_object", self._where(key if packed is None else packed.pack)
+            )
         except AwsRefused as refused:
             if refused.word in NO_OBJECT:
                 return None
             raise
         size: int = found["ContentLength"]
-        return size
+        if packed is None:
+            return size
+        return packed.size if size >= packed.end else None
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
         """Presign a PUT bound to its Content-Type; None if the credentials expire earlier."""
@@ -439,8 +482,11 @@ class S3Blobs:
         """Presign a GET of an attachment.
 
         If the credentials expire earlier, the link is valid for half as long, a quarter and so on;
-        None if they expire too soon for a useful link.
+        None if they expire too soon for a useful link, and for a packed body: a link cannot say
+        which bytes of an object it is for.
         """
+        if packed_body(key) is not None:
+            return None
         disposition = f'attachment; filename="{file_name}"'
         parameters = {**self._where(key), "ResponseContentDisposition": disposition}
         if content_type:
@@ -490,3 +536,8 @@ class S3Blobs:
 
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": checked_key(key)}
+
+
+async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]

@@ -1,0 +1,89 @@
+"""Prices the calls of a task at a gateway of 2.4 s and bodies of 8 KB, with bodies packed and not.
+
+One worker, one run or ten side by side. What was counted is multiplied with the list prices of
+us-east-1. What no count shows (storage, logs, the way out of the network) stands in
+docs/operations-prices.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+
+from bench.aws_fleet import Used, Watched, watched
+from bench.aws_job import used
+from bench.harness import Figure, Options, Row, wait_until
+
+TASKS = 1_000
+SECONDS = 2.4
+BODY = 8_192
+SLOTS = (50, 200)
+RUNS = (1, 10)
+MOST_SECONDS = 900.0
+UNIT, RECEIVE, PUT, SLOT_HOUR = 0.625, 0.40, 5.00, 0.0494
+"""Dollars: of a million write units, calls of SQS and puts, and of a vCPU with 2 GB for an hour."""
+
+
+def measure(options: Options) -> list[Row]:
+    """Measure each workload both ways."""
+    rows = []
+    for slots, runs in itertools.product(SLOTS, RUNS):
+        columns = {
+            "a body an object": _measured(options, slots, runs, packs=False),
+            "packed": _measured(options, slots, runs, packs=True),
+        }
+        name = f"{slots} slots, {runs} run{'s' if runs > 1 else ''}"
+        for what in ("puts", "units", "calls of SQS", "$ a million"):
+            figures: dict[str, Figure] = {column: found[what] for column, found in columns.items()}
+            rows.append(Row(f"{name}: {what}", figures))
+    return rows
+
+
+def _measured(options: Options, slots: int, runs: int, *, packs: bool) -> dict[str, float]:
+    settings = {"workers": slots, "pack_bodies": packs}
+    with watched(options.directory("aws_prices"), workers=1, settings=settings) as fleet:
+        everyone = [*fleet.apis, *fleet.workers]
+        used(everyone)
+        _work(fleet, runs)
+        found = _prices(used(everyone), slots)
+    print(f"{slots} slots, {runs} run(s), packs {packs}: {found}", file=sys.stderr)
+    return found
+
+
+def _work(fleet: Watched, runs: int) -> None:
+    """Work all tasks, as jobs of one size that come together."""
+    jobs = [fleet.api.call("POST", "/jobs", _job(number, runs))["job_id"] for number in range(runs)]
+
+    def ended() -> bool:
+        return all(fleet.api.run(job)["status"] == "completed" for job in jobs)
+
+    wait_until(ended, seconds=MOST_SECONDS, pause=2.0)
+
+
+def _job(number: int, runs: int) -> dict[str, object]:
+    query = f"delay={SECONDS}&size={BODY}"
+    urls: Sequence[str] = [
+        f"http://fake.test/{number}/{index}?{query}" for index in range(TASKS // runs)
+    ]
+    return {"tasks": [{"url": url} for url in urls], "max_inflight": 1_000}
+
+
+def _prices(counts: Used, slots: int) -> dict[str, float]:
+    """Return what a task took, and the dollars of a million such tasks."""
+    puts = _calls(counts, "s3 put_object") / TASKS
+    units = counts.units / TASKS
+    queues = _calls(counts, "sqs ") / TASKS
+    hours = SECONDS * 1_000_000 / slots / 3_600
+    dollars = puts * PUT + units * UNIT + queues * RECEIVE + hours * SLOT_HOUR
+    return {
+        "puts": round(puts, 3),
+        "units": round(units, 2),
+        "calls of SQS": round(queues, 2),
+        "$ a million": round(dollars, 2),
+    }
+
+
+def _calls(counts: Used, beginning: str) -> int:
+    """Count the calls whose names begin so, whatever they were for."""
+    return sum(n for name, n in counts.calls.items() if name.startswith(beginning))
