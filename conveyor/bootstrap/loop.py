@@ -45,12 +45,14 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
-from conveyor.ports.handler import Handler
+from conveyor.ports.handler import Handler, Outcome, Throttled
+from conveyor.ports.idle import OpenWork, counted
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
     DeleteMessage,
+    Delivery,
     ExportMessage,
     IngestMessage,
     Message,
@@ -294,7 +296,8 @@ class LoopOptions:
     to choose a lane. `logs_backlog`: log in each minute how many messages wait, for a rule that
     adds workers by it; how many tasks ended, and how events are delivered, for alarms. The worker
     reports what it does once a heartbeat, and each `report_every` seconds if that is less. `tracer`
-    records what is sampled.
+    records what is sampled. Where the clock is moved by hand, loops that only look sleep on
+    `looks`, events are signed by the clock of the `machine`, and `work` counts what is open.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -303,6 +306,9 @@ class LoopOptions:
     logs_backlog: bool = False
     report_every: float = math.inf
     tracer: Tracer = NO_TRACER
+    looks: Clock | None = None
+    machine: Clock | None = None
+    work: OpenWork | None = None
 
 
 USUAL = LoopOptions()
@@ -339,23 +345,24 @@ def build_worker(
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
     ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
+    looks = options.looks or clock
     deliverer = _deliverer(
-        binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
+        binding, outside.webhooks, settings, clock, telemetry=telemetry, options=options
     )
-    sending = _delivery_ticker(deliverer, settings, clock)
+    sending = _delivery_ticker(deliverer, settings, looks)
     notifier = _notifier(
         binding, settings, clock, telemetry, origin=outside.origin, made=sending.wake
     )
-    telling = _outbox_ticker(notifier, settings, clock)
+    telling = _outbox_ticker(notifier, settings, looks)
     binding.signals.on_end(telling.wake)
     reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
     tickers = [
-        _sweep_ticker(binding, settings, clock),
+        _sweep_ticker(binding, settings, looks),
         telling,
         _schedule_ticker(
             binding,
             settings,
-            clock,
+            looks,
             telemetry=telemetry,
             sealer=ports.sealer,
             tracer=options.tracer,
@@ -366,7 +373,7 @@ def build_worker(
         telling_ends = TaskFigures(telemetry).tell
         tickers.append(_minutely(telling_ends, clock, what="telling of ended tasks"))
     chores = Chores(
-        control=_control_handlers(binding, settings, clock),
+        control=_control_handlers(binding, settings, clock, work=options.work),
         tickers=tickers,
         overlapping=[sending],
     )
@@ -385,6 +392,7 @@ def _dispatch_options(
         polling=options.polling,
         picking=options.picking(),
         outages=outages,
+        looks=options.looks,
     )
 
 
@@ -420,17 +428,18 @@ def assemble_worker(
         options=_dispatch_options(settings, options, outages),
     )
     ports.signals.on_halt(dispatcher.halt)
-    discovery = _discovery(dispatcher, ports, settings, clock)
+    looks = options.looks or clock
+    discovery = _discovery(dispatcher, ports, settings, looks)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("queue_depth", dispatcher.depth)
     _measure_outages(telemetry, outages)
     counting = [_backlog_teller(dispatcher, ports.queues, clock)] if options.logs_backlog else []
     about = Reported(dispatcher, policy, outages)
-    reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
+    reporter = _reporter(about, ports, settings, looks, worker=name, options=options)
     return Worker(
         dispatcher,
         discovery,
-        clock,
+        looks,
         heartbeat=_heartbeat(settings),
         beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
         outages=outages,
@@ -546,7 +555,7 @@ def _task_handler(
 
 
 def _control_handlers(
-    binding: Binding, settings: Settings, clock: Clock
+    binding: Binding, settings: Settings, clock: Clock, *, work: OpenWork | None
 ) -> Mapping[type[Message], Handler]:
     ingest = IngestHandler(
         clock,
@@ -555,7 +564,7 @@ def _control_handlers(
         queues=binding.queues,
         signals=binding.signals,
     )
-    return {
+    handlers: dict[type[Message], Handler] = {
         DeleteMessage: DeleteHandler(
             clock,
             jobs=binding.jobs,
@@ -577,6 +586,24 @@ def _control_handlers(
             max_bytes=settings.max_export_bytes,
         ),
     }
+    if work is not None:
+        handlers[ExportMessage] = CountedHandler(handlers[ExportMessage], work)
+    return handlers
+
+
+class CountedHandler(Handler):
+    """A handler whose work in threads is counted as open while it lasts."""
+
+    def __init__(self, handler: Handler, work: OpenWork) -> None:
+        self._handler = handler
+        self._work = work
+
+    async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
+        with counted(self._work, "exports"):
+            return await self._handler.handle(delivery, throttled)
+
+    async def renew(self) -> None:
+        await self._handler.renew()
 
 
 def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
@@ -656,7 +683,7 @@ def _deliverer(
     clock: Clock,
     *,
     telemetry: Telemetry,
-    tracer: Tracer,
+    options: LoopOptions,
 ) -> Deliverer:
     sealer = SigningKeySealer(_sealing_secrets(binding, settings))
     ports = DeliveryPorts(
@@ -664,8 +691,9 @@ def _deliverer(
         jobs=binding.jobs,
         runs=binding.runs,
         webhooks=webhooks,
-        signer=EventSigner(binding.signing_keys, sealer, clock),
-        tracer=tracer,
+        # A receiver judges a signature by the clock of its own machine.
+        signer=EventSigner(binding.signing_keys, sealer, options.machine or clock),
+        tracer=options.tracer,
     )
     return Deliverer(ports, clock, observer=telemetry)
 

@@ -37,6 +37,7 @@ from conveyor.http.request import (
     RequestContext,
     receive_upload,
 )
+from conveyor.http.routes_dev import Bench
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_schedules import SCHEDULE_ROUTES
@@ -70,7 +71,8 @@ class AppOptions:
 
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
-    is. /readyz names what is `away`. A development server has an `inbox`. Without `sessions` there
+    is. /readyz names what is `away`. A development server has an `inbox`, and a
+    `bench` that moves its clock. Without `sessions` there
     is no dashboard.
     """
 
@@ -82,6 +84,7 @@ class AppOptions:
     rate_limit: RateLimit | None = None
     away: Callable[[], Sequence[str]] = tuple
     inbox: Inbox | None = None
+    bench: Bench | None = None
     sessions: SessionOptions | None = None
     tracer: Tracer = NO_TRACER
 
@@ -152,6 +155,8 @@ def _routes(
         routes.append(Route(path, answer, methods=["GET"]))
     if options.inbox is not None:
         routes += options.inbox.routes()
+    if options.bench is not None:
+        routes += options.bench.routes()
     return routes
 
 

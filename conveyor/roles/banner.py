@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from conveyor.roles.dev import ServerInfo
     from conveyor.settings import Settings
 
+_MOVES = {
+    "manual": "POST /_dev/clock moves it (--json prints the token)",
+    "auto": "moves to what is due while a client waits",
+}
 RESERVED = "example.com, .test …"
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 
@@ -40,6 +44,8 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
         ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
         ("relaxed", f"events may go to loopback and over http{fetched}"),
     ]
+    if info.clock != "system":
+        lines.append(("clock", f"{info.clock}: {_MOVES[info.clock]}"))
     if info.slots:
         lines.append(("slots", info.slots))
     return [f"{label:<9}{text}" for label, text in lines]
@@ -58,8 +64,8 @@ def path_line(scripts: str) -> str | None:
 
 
 def json_line(info: ServerInfo) -> str:
-    """Return the banner for programs: api, pid, data_dir, gateway, and pages
-    and inbox if there are any."""
+    """Return the banner for programs: api, pid, data_dir, gateway, and pages,
+    inbox, clock and dev_token if there are any."""
     import msgspec
 
     document = {
@@ -69,6 +75,7 @@ def json_line(info: ServerInfo) -> str:
         "gateway": without_secrets(info.gateway),
         **({"pages": info.pages} if info.pages else {}),
         **({"inbox": info.inbox} if info.inbox else {}),
+        **({"clock": info.clock, "dev_token": info.dev_token} if info.dev_token else {}),
     }
     return msgspec.json.encode(document).decode()
 
