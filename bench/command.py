@@ -135,7 +135,7 @@ SCENARIOS = {
     "fleet": Entry(
         "What does a fleet receive for each task that it gets done?",
         tasks=1_000,
-        rows=("gate off", "gate on"),
+        rows=("gate off", "gate on", "scale"),
     ),
 }
 """The scenarios of `python -m bench NAME`."""
