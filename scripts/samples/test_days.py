@@ -105,6 +105,16 @@ def test_a_result_expires_after_its_days_and_its_file_goes(
     assert _bodies(server) == 0
 
 
+def test_a_result_is_kept_for_fourteen_days_unless_told(
+    server: ConveyorServer, jobs: Jobs
+) -> None:
+    job = jobs.submit(server.url("page"))
+    server.clock.advance(days=13, hours=23)
+    assert jobs.results(job)[0]["status"] == "successful"
+    server.clock.advance(hours=2)
+    assert jobs.results(job)[0]["status"] == "expired"
+
+
 def test_an_idempotency_key_is_free_again_after_a_day(server: ConveyorServer, jobs: Jobs) -> None:
     def post() -> str:
         tasks = [{"url": server.url("page")}]
