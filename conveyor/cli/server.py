@@ -110,6 +110,8 @@ def conveyor_dev(
         flags["log_level"] = flags["log_level"] or "error"
     with errors_as_one_line(flags):
         if demo:
+            if clock_mode != "system" or clock_start:
+                raise click.UsageError("--demo runs on the system's clock")
             return _demo(flags, banner)
         settings = from_environment(**flags)
         from conveyor.roles.dev import ClockChoice, run

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from conveyor.settings import Settings
 
 _MOVES = {
-    "manual": "POST /_dev/clock moves it (--json prints the token)",
-    "auto": "moves to what is due while a client waits",
+    "system": "",
+    "manual": "; its clock stands until POST /_dev/clock, with the token of --json, moves it",
+    "auto": "; its clock moves to what is due while a client waits",
 }
 RESERVED = "example.com, .test …"
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
@@ -36,7 +37,7 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
     lines = [
         ("API", info.api),
         *([("pages", f"{info.pages}{asks}")] if info.pages else []),
-        ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
+        ("data", f"{os.path.abspath(info.data_dir)} (kept){_MOVES[info.clock]}"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
         *([("command", f"{found}  # finds conveyor")] if found else []),
@@ -44,8 +45,6 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
         ("relaxed", f"any API key is accepted, on {settings.host} ({private})"),
         ("relaxed", f"events may go to loopback and over http{fetched}"),
     ]
-    if info.clock != "system":
-        lines.append(("clock", f"{info.clock}: {_MOVES[info.clock]}"))
     if info.slots:
         lines.append(("slots", info.slots))
     return [f"{label:<9}{text}" for label, text in lines]

@@ -105,9 +105,7 @@ def test_a_result_expires_after_its_days_and_its_file_goes(
     assert _bodies(server) == 0
 
 
-def test_a_result_is_kept_for_fourteen_days_unless_told(
-    server: ConveyorServer, jobs: Jobs
-) -> None:
+def test_a_result_is_kept_for_fourteen_days_unless_told(server: ConveyorServer, jobs: Jobs) -> None:
     job = jobs.submit(server.url("page"))
     server.clock.advance(days=13, hours=23)
     assert jobs.results(job)[0]["status"] == "successful"

@@ -16,12 +16,15 @@ from typing import Any, Self
 
 import httpx
 import pytest
+from anyio.from_thread import start_blocking_portal
 
-from conveyor.clock import JournalLine
+from conveyor.clock import JournalLine, ManualClock
 from conveyor.dev import files
 from conveyor.dev.sqlite.database import Connection
+from conveyor.settings import load
+from conveyor.testing.gateway_server import GatewayServer
 from conveyor.testing.process import ServerProcess
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.server import ConveyorServer, conveyor_server, serving
 from tests.acceptance.support_wire import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +71,24 @@ def test_a_paused_run_and_an_open_job_cost_no_wakes(server: ConveyorServer) -> N
     before = server.clock.wakes
     server.clock.advance(days=40)
     assert server.clock.wakes - before <= MOST_IDLE_WAKES
+
+
+@pytest.mark.slow
+def test_a_move_waits_for_a_call_over_a_network(tmp_path: Path) -> None:
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(GatewayServer()) as gateway,
+    ):
+        settings = load({}, data_dir=str(tmp_path), port=0, gateway=gateway.url, log_level="error")
+        clock = ManualClock()
+        with serving(settings, clock=clock) as (info, server):
+            with httpx.Client(base_url=info.api, headers={"X-API-Key": "k"}) as client:
+                tasks = [{"url": "http://site.test/slow?delay=0.4"}]
+                job = client.post("/jobs", json={"tasks": tasks}).json()["job_id"]
+                server.call(clock.advance, 0.0)
+                assert client.get(f"/jobs/{job}").json()["latest_run"]["status"] == "completed"
+            assert (gateway.hits.total, gateway.hits.in_flight) == (1, 0)
+            assert clock.monotonic() == 0.0
 
 
 @pytest.mark.extended
@@ -200,7 +221,9 @@ FLAGS = ("--gateway", "fake", "--clock-start", START)
 
 @pytest.mark.server
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.extended)]
+)
 def test_a_server_that_ended_goes_on_where_its_clock_stood(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -238,6 +261,7 @@ def test_a_wrong_start_is_told_in_one_line(tmp_path: Path) -> None:
         assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_the_samples_pass_without_a_real_sleep_and_live_for_forty_days(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
