@@ -427,8 +427,12 @@ class ManualClock(VirtualClock):
     def keep_in(self, path: Path) -> None:
         """Go on from the instant and ids in a file, if it is there, and keep them in it.
 
-        Raises ConveyorError(unavailable) for a damaged file.
+        Raises ConveyorError(unavailable) for a damaged file, and on an event loop that hides what
+        can run.
         """
+        if not hasattr(asyncio.get_running_loop(), "_ready"):
+            text = "a clock that is moved needs asyncio's own event loop"
+            raise ConveyorError(ErrorCode.UNAVAILABLE, text)
         self._file = path
         try:
             kept = json.loads(path.read_text("ascii"))

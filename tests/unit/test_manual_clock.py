@@ -3,6 +3,7 @@ over loops that only look."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+import uvloop
 
 from conveyor.clock import ManualClock, WorkCounter
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -264,6 +266,17 @@ async def test_a_damaged_file_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "clock").write_text(text)
     with pytest.raises(ConveyorError, match="damaged"):
         ManualClock(start=START).keep_in(tmp_path / "clock")
+
+
+def test_a_loop_that_hides_what_can_run_is_refused(tmp_path: Path) -> None:
+    async def keep() -> None:
+        ManualClock(start=START).keep_in(tmp_path / "clock")
+
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        pytest.raises(ConveyorError, match="event loop"),
+    ):
+        runner.run(keep())
 
 
 async def test_secrets_come_from_the_operating_system() -> None:
