@@ -23,17 +23,23 @@ from conveyor.bootstrap.loop import (
     tracer_of,
     webhooks_of,
 )
+from conveyor.bootstrap.moving import ManualControl, MovedServer, SystemControl
+from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
+from conveyor.gateway.counted import CountedGateway, CountedWebhooks
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
+from conveyor.http.routes_dev import Bench
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.tracing import NO_TRACER, Tracer
+from conveyor.ports.webhooks import Webhooks
+from conveyor.service.context import ServiceOptions
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
 from conveyor.settings import Settings
@@ -48,8 +54,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
-    run, the URL of the inbox (empty without one), `hurry` to call once it is to stop, and `aclose`
-    to call at the end."""
+    run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
+    call once it is to stop, and `aclose` to call at the end."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -58,6 +64,7 @@ class Runtime:
     data_dir: Path
     readiness: Readiness
     inbox: str
+    moved: MovedServer | None
     hurry: Callable[[], None]
     aclose: Callable[[], Awaitable[None]]
 
@@ -67,52 +74,53 @@ class _Closable(Protocol):
 
 
 async def open_dev(
-    settings: Settings, clock: Clock, *, origin: str, gateway: Gateway | None = None
+    settings: Settings,
+    clock: Clock,
+    *,
+    origin: str,
+    gateway: Gateway | None = None,
+    dev_token: str = "",
 ) -> Runtime:
-    """Open everything of conveyor-dev without running it. `origin` is the address it serves on.
-
-    The caller closes a gateway that it passes in. Raises ConveyorError if the data directory cannot
-    be opened.
+    """Open everything of conveyor-dev without running it, on the address `origin`; `dev_token`, if
+    any, opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError
+    if the data directory cannot be opened.
     """
     session_options(settings)  # unusable ones are told before anything is opened
-    binding = await _open_binding(settings, clock)
-    scraper = gateway or gateway_of(settings, clock)
-    telemetry, readiness = Telemetry(), Readiness()
-    _, older = root_secrets(settings)
-    inbox = f"{origin}{INBOX_PATH}" if is_loopback(urlsplit(origin).hostname or "") else ""
-    webhooks = webhooks_of(settings, clock, loopback=True, inbox=inbox)
+    moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
+    binding = await _open_binding(settings, clock, moved)
+    scraper = gateway or _gateway(settings, clock, moved)
+    telemetry, (_, older) = Telemetry(), root_secrets(settings)
+    inbox = _inbox_url(origin)
+    webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    loop = replace(LOOP, tracer=tracer or NO_TRACER)
-    worker = build_worker(
-        binding.ports, outside, settings, clock, telemetry=telemetry, options=loop
-    )
-    service = Service(binding.ports, options, clock, webhooks=webhooks, outages=worker.outages.now)
+    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
-    limits = _app_options(
-        settings,
-        clock,
-        worker,
-        inbox=_inbox(binding, clock, older) if inbox else None,
-        tracer=tracer or NO_TRACER,
+    readiness, machine = Readiness(), clock if moved is None else moved.machine
+    app_options = replace(
+        _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
+        inbox=_inbox(binding, clock, machine, older) if inbox else None,
+        bench=_bench(clock, dev_token) if dev_token else None,
     )
-    telemetry.histogram("http_seconds", limits.took)
+    telemetry.histogram("http_seconds", app_options.took)
     app = create_app(
         service,
         registry=telemetry.registry(),
         ready=lambda: readiness() and binding.store.database.file.is_there(),
-        clock=clock,
-        options=limits,
+        clock=machine,
+        options=app_options,
     )
     return Runtime(
         app,
-        protocol(clock, head_seconds=settings.head_timeout),
+        protocol(machine, head_seconds=settings.head_timeout),
         worker,
         service.progress,
         binding.directory.path,
         readiness,
         inbox,
+        moved,
         hurry=binding.store.database.hurry,
         aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
     )
@@ -128,7 +136,75 @@ def _closing(binding: DevBinding, *clients: _Closable | None) -> Callable[[], Aw
     return close
 
 
-async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
+def _service(
+    binding: DevBinding,
+    options: ServiceOptions,
+    clock: Clock,
+    moved: MovedServer | None,
+    *,
+    webhooks: Webhooks,
+    worker: Worker,
+) -> Service:
+    return Service(
+        binding.ports,
+        options,
+        clock if moved is None else moved.clock.requests,
+        webhooks=webhooks,
+        outages=worker.outages.now,
+        moved=None if moved is None else moved.requests(),
+    )
+
+
+def _inbox_url(origin: str) -> str:
+    """Return the URL of the receiver of a server on loopback; empty for another."""
+    return f"{origin}{INBOX_PATH}" if is_loopback(urlsplit(origin).hostname or "") else ""
+
+
+def _gateway(settings: Settings, clock: Clock, moved: MovedServer | None) -> Gateway:
+    """Open the gateway of the settings. One with a network goes by the machine's clock, and is
+    waited for."""
+    if moved is None or settings.gateway == "fake":
+        return gateway_of(settings, clock)
+    return CountedGateway(gateway_of(settings, moved.machine), moved.work)
+
+
+def _webhooks(
+    settings: Settings, clock: Clock, moved: MovedServer | None, *, inbox: str
+) -> Webhooks:
+    if moved is None:
+        return webhooks_of(settings, clock, loopback=True, inbox=inbox)
+    posting = webhooks_of(settings, moved.machine, loopback=True, inbox=inbox)
+    return CountedWebhooks(posting, moved.work)
+
+
+def _worker(
+    binding: DevBinding,
+    outside: Outside,
+    settings: Settings,
+    clock: Clock,
+    moved: MovedServer | None,
+    *,
+    telemetry: Telemetry,
+    tracer: Tracer | None,
+) -> Worker:
+    options = replace(LOOP, tracer=tracer or NO_TRACER)
+    if moved is not None:
+        looks, work = moved.clock.looks, moved.clock.work
+        options = replace(options, looks=looks, machine=moved.machine, work=work)
+    worker = build_worker(
+        binding.ports, outside, settings, clock, telemetry=telemetry, options=options
+    )
+    if moved is not None:
+        moved.watch(binding, worker, settings)
+    return worker
+
+
+def _bench(clock: Clock, token: str) -> Bench:
+    control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
+    return Bench(control, token)
+
+
+async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:
     from conveyor.dev.binding import open_binding
 
     secret, older = root_secrets(settings)
@@ -139,10 +215,13 @@ async def _open_binding(settings: Settings, clock: Clock) -> DevBinding:
         older_secrets=older,
         queue_window=settings.queue_window,
         max_receives=settings.max_receives,
+        moved=None if moved is None else moved.clock,
     )
 
 
-def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) -> Inbox:
+def _inbox(
+    binding: DevBinding, clock: Clock, machine: Clock, older_secrets: Sequence[bytes]
+) -> Inbox:
     """Build the receiver of this server, which knows the signing keys of all callers."""
     ports = binding.ports
     sealer = SigningKeySealer([*ports.sealing_secrets, ports.root_secret, *older_secrets])
@@ -152,7 +231,7 @@ def _inbox(binding: DevBinding, clock: Clock, older_secrets: Sequence[bytes]) ->
         opened = (sealer.open(key.kid, key.sealed, caller=caller) for caller, key in sealed)
         return [key for key in opened if key is not None]
 
-    return Inbox(clock, secrets)
+    return Inbox(clock, secrets, machine=machine)
 
 
 def _app_options(
@@ -160,7 +239,6 @@ def _app_options(
     clock: Clock,
     worker: Worker,
     *,
-    inbox: Inbox | None,
     tracer: Tracer,
 ) -> AppOptions:
     return AppOptions(
@@ -170,7 +248,6 @@ def _app_options(
         body_memory=body_memory(settings),
         away=worker.away,
         rate_limit=_rate_limit(settings, clock),
-        inbox=inbox,
         is_development=True,
         sessions=session_options(settings),
         tracer=tracer,

@@ -46,12 +46,14 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
-from conveyor.ports.handler import Handler
+from conveyor.ports.handler import Handler, Outcome, Throttled
+from conveyor.ports.idle import OpenWork, counted
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
     DeleteMessage,
+    Delivery,
     ExportMessage,
     IngestMessage,
     Message,
@@ -296,7 +298,9 @@ class LoopOptions:
     adds workers by it; how many tasks ended, and how events are delivered, for alarms. The worker
     reports what it does once a heartbeat, and each `report_every` seconds if that is less. `tracer`
     records what is sampled. With `run_workers` a run is served by at least so many workers of the
-    fleet, else by every worker. Nothing new starts while there is a `pause`.
+    fleet, else by every worker. Nothing new starts while there is a `pause`. Where the clock is
+    moved by hand, loops that only look sleep on `looks`, events are signed by the clock of the
+    `machine`, and `work` counts what is open.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -307,6 +311,9 @@ class LoopOptions:
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
     run_workers: int = 0
+    looks: Clock | None = None
+    machine: Clock | None = None
+    work: OpenWork | None = None
 
 
 USUAL = LoopOptions()
@@ -343,23 +350,24 @@ def build_worker(
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
     ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
+    looks = options.looks or clock
     deliverer = _deliverer(
-        binding, outside.webhooks, settings, clock, telemetry=telemetry, tracer=options.tracer
+        binding, outside.webhooks, settings, clock, telemetry=telemetry, options=options
     )
-    sending = _delivery_ticker(deliverer, settings, clock)
+    sending = _delivery_ticker(deliverer, settings, looks)
     notifier = _notifier(
         binding, settings, clock, telemetry, origin=outside.origin, made=sending.wake
     )
-    telling = _outbox_ticker(notifier, settings, clock)
+    telling = _outbox_ticker(notifier, settings, looks)
     binding.signals.on_end(telling.wake)
     reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
     tickers = [
-        _sweep_ticker(binding, settings, clock),
+        _sweep_ticker(binding, settings, looks),
         telling,
         _schedule_ticker(
             binding,
             settings,
-            clock,
+            looks,
             telemetry=telemetry,
             sealer=ports.sealer,
             tracer=options.tracer,
@@ -370,7 +378,7 @@ def build_worker(
         telling_ends = TaskFigures(telemetry).tell
         tickers.append(_minutely(telling_ends, clock, what="telling of ended tasks"))
     chores = Chores(
-        control=_control_handlers(binding, settings, clock),
+        control=_control_handlers(binding, settings, clock, work=options.work),
         tickers=tickers,
         overlapping=[sending],
     )
@@ -390,6 +398,7 @@ def _dispatch_options(
         picking=options.picking(),
         outages=outages,
         pause=options.pause,
+        looks=options.looks,
     )
 
 
@@ -425,8 +434,9 @@ def assemble_worker(
         options=_dispatch_options(settings, options, outages),
     )
     ports.signals.on_halt(dispatcher.halt)
+    looks = options.looks or clock
     sharing = _sharing(ports, settings, worker=name, options=options)
-    discovery = _discovery(dispatcher, ports, settings, clock, sharing)
+    discovery = _discovery(dispatcher, ports, settings, looks, sharing)
     telemetry.gauge("permits", lambda: policy.held)
     telemetry.gauge("lanes", lambda: len(dispatcher.lanes.serving()))
     telemetry.gauge("queue_depth", dispatcher.depth)
@@ -434,11 +444,11 @@ def assemble_worker(
     _measure_outages(telemetry, outages)
     counting = _counting(dispatcher, ports.queues, clock, options)
     about = Reported(dispatcher, policy, outages)
-    reporter = _reporter(about, ports, settings, clock, worker=name, options=options)
+    reporter = _reporter(about, ports, settings, looks, worker=name, options=options)
     return Worker(
         dispatcher,
         discovery,
-        clock,
+        looks,
         heartbeat=_heartbeat(settings),
         beside=Beside([*chores.tickers, *counting], chores.overlapping, reporter),
         outages=outages,
@@ -587,7 +597,7 @@ def _task_handler(
 
 
 def _control_handlers(
-    binding: Binding, settings: Settings, clock: Clock
+    binding: Binding, settings: Settings, clock: Clock, *, work: OpenWork | None
 ) -> Mapping[type[Message], Handler]:
     ingest = IngestHandler(
         clock,
@@ -596,7 +606,7 @@ def _control_handlers(
         queues=binding.queues,
         signals=binding.signals,
     )
-    return {
+    handlers: dict[type[Message], Handler] = {
         DeleteMessage: DeleteHandler(
             clock,
             jobs=binding.jobs,
@@ -618,6 +628,24 @@ def _control_handlers(
             max_bytes=settings.max_export_bytes,
         ),
     }
+    if work is not None:
+        handlers[ExportMessage] = CountedHandler(handlers[ExportMessage], work)
+    return handlers
+
+
+class CountedHandler(Handler):
+    """A handler whose work in threads is counted as open while it lasts."""
+
+    def __init__(self, handler: Handler, work: OpenWork) -> None:
+        self._handler = handler
+        self._work = work
+
+    async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
+        with counted(self._work, "exports"):
+            return await self._handler.handle(delivery, throttled)
+
+    async def renew(self) -> None:
+        await self._handler.renew()
 
 
 def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
@@ -697,7 +725,7 @@ def _deliverer(
     clock: Clock,
     *,
     telemetry: Telemetry,
-    tracer: Tracer,
+    options: LoopOptions,
 ) -> Deliverer:
     sealer = SigningKeySealer(_sealing_secrets(binding, settings))
     ports = DeliveryPorts(
@@ -705,8 +733,9 @@ def _deliverer(
         jobs=binding.jobs,
         runs=binding.runs,
         webhooks=webhooks,
-        signer=EventSigner(binding.signing_keys, sealer, clock),
-        tracer=tracer,
+        # A receiver judges a signature by the clock of its own machine.
+        signer=EventSigner(binding.signing_keys, sealer, options.machine or clock),
+        tracer=options.tracer,
     )
     return Deliverer(ports, clock, observer=telemetry)
 

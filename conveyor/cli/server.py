@@ -78,10 +78,26 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one machine-readable line.")
 @click.option(
+    "--clock",
+    "clock_mode",
+    type=click.Choice(["system", "manual", "auto"]),
+    default="system",
+    help="The machine's clock, or one for tests that is moved by POST /_dev/clock, or that moves "
+    "by itself to what is due while a client waits for a run [system].",
+)
+@click.option(
+    "--clock-start",
+    default="",
+    metavar="INSTANT",
+    help="First instant of such a clock in a new data directory [the present].",
+)
+@click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
-def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
+def conveyor_dev(
+    quiet: bool, as_json: bool, demo: bool, clock_mode: str, clock_start: str, **flags: Any
+) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
 
     Every setting can also be given as an environment variable CONVEYOR_…
@@ -94,14 +110,17 @@ def conveyor_dev(quiet: bool, as_json: bool, demo: bool, **flags: Any) -> int:
         flags["log_level"] = flags["log_level"] or "error"
     with errors_as_one_line(flags):
         if demo:
+            if clock_mode != "system" or clock_start:
+                raise click.UsageError("--demo runs on the system's clock")
             return _demo(flags, banner)
         settings = from_environment(**flags)
-        from conveyor.roles.dev import run
+        from conveyor.roles.dev import ClockChoice, run
 
         return run(
             settings,
             on_ready=lambda info: banner.ready(info, settings),
             on_stopping=banner.stopping,
+            clock=ClockChoice(clock_mode, clock_start),
         )
 
 

@@ -6,11 +6,13 @@ blob that no record names belongs to nobody.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
@@ -23,6 +25,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import is_ulid
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
+from conveyor.ports.idle import MovedClock, OpenWork
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -38,6 +41,10 @@ from conveyor.records.blob_keys import (
     template_list_prefix,
     template_lists,
 )
+
+Contents = tuple[SqliteStore, FileBlobs, CallTable]
+
+_log = logging.getLogger("conveyor.dev")
 
 FOREVER = 1 << 62
 """An instant after all others, also where the clock was set back."""
@@ -91,6 +98,21 @@ async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
             await blobs.delete(input_key(input_id))
 
 
+class KeptClock(MovedClock, Protocol):
+    """A clock that is moved by hand and goes on after a restart."""
+
+    def keep_in(self, path: Path) -> None:
+        """Go on from the instant and ids in a file, if it is there, and keep them in it.
+
+        Raises ConveyorError(unavailable) for a damaged file.
+        """
+        ...
+
+    def save(self) -> None:
+        """Write the file."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DevBinding:
     """The ports, and the parts behind them that metrics and tests look at."""
@@ -109,8 +131,12 @@ async def open_binding(
     older_secrets: Sequence[bytes] = (),
     queue_window: int = 10_000,
     max_receives: int = 1_000,
+    moved: KeptClock | None = None,
 ) -> DevBinding:
     """Open a data directory and everything in it; the caller closes it by `ports.aclose`.
+
+    A clock that is moved by hand is given once more as `moved`, goes on from where it is kept in
+    the directory, and counts the work of the adapters.
 
     Claims of an earlier process are void from here on, and deletions that it left unfinished are
     queued again. Raises ConveyorError where the directory is in use, not usable, of another schema,
@@ -120,27 +146,42 @@ async def open_binding(
     async with AsyncExitStack() as opened:
         opened.callback(directory.close)
         try:
-            store, blobs, calls = await _open_contents(directory, clock, older_secrets, opened)
+            if moved is not None:
+                moved.keep_in(directory.clock)
+                opened.callback(moved.save)
+            elif directory.clock.exists():
+                _log.warning(
+                    "the server before this one was on a clock that is moved by hand (--clock "
+                    "manual): what it wrote may be of another time than the present"
+                )
+            work = None if moved is None else moved.work
+            store, blobs, calls = await _open_contents(
+                directory, clock, older_secrets, opened, work=work
+            )
             queues = MemoryQueues(
-                store.tasks.unfinished_after, clock, window=queue_window, max_receives=max_receives
+                store.tasks.unfinished_after,
+                clock if moved is None else moved.looks,
+                window=queue_window,
+                max_receives=max_receives,
             )
             await _take_over(store, blobs, queues)
         except ConveyorError as error:
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
-    ports = _ports(directory, store, blobs, calls, queues, clock, aclose)
+    callbacks = FileCallbacks(directory.callbacks, clock, work=work)
+    ports = _ports(directory, (store, blobs, calls), callbacks, queues, clock, aclose)
     return DevBinding(ports, directory, store, queues)
 
 
 def _ports(
     directory: DataDirectory,
-    store: SqliteStore,
-    blobs: FileBlobs,
-    calls: CallTable,
+    contents: Contents,
+    callbacks: FileCallbacks,
     queues: MemoryQueues,
     clock: Clock,
     aclose: Callable[[], Awaitable[None]],
 ) -> Binding:
+    store, blobs, calls = contents
     return Binding(
         jobs=store.jobs,
         runs=store.runs,
@@ -154,7 +195,7 @@ def _ports(
         signing_keys=store.signing_keys,
         deliveries=store.deliveries,
         schedules=store.schedules,
-        callbacks=FileCallbacks(directory.callbacks, clock),
+        callbacks=callbacks,
         queues=queues,
         blobs=blobs,
         permits=MemoryPermits(clock),
@@ -172,14 +213,19 @@ def _pipeline(store: SqliteStore, blobs: FileBlobs, calls: CallTable) -> Pipelin
 
 
 async def _open_contents(
-    directory: DataDirectory, clock: Clock, older_secrets: Sequence[bytes], opened: AsyncExitStack
-) -> tuple[SqliteStore, FileBlobs, CallTable]:
+    directory: DataDirectory,
+    clock: Clock,
+    older_secrets: Sequence[bytes],
+    opened: AsyncExitStack,
+    *,
+    work: OpenWork | None,
+) -> Contents:
     """Open what is in the directory, and void what an earlier process left half done."""
     may_be_new = not holds_bodies(directory.blobs)
-    store = await open_store(directory.database, now=clock.now(), may_be_new=may_be_new)
+    store = await open_store(directory.database, now=clock.now(), may_be_new=may_be_new, work=work)
     opened.push_async_callback(store.aclose)
     await store.agree([directory.secret, *older_secrets])
-    blobs = FileBlobs(directory.blobs)
+    blobs = FileBlobs(directory.blobs, work=work)
     opened.push_async_callback(blobs.aclose)
     store.database.file.watch(directory.blobs)
     await remove_unnamed(store, blobs)

@@ -14,6 +14,7 @@ import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.ports.idle import OpenWork, turn
 from conveyor.ports.outbox import Callbacks
 
 _log = logging.getLogger("conveyor.callbacks")
@@ -26,7 +27,8 @@ class FileCallbacks(Callbacks):
     No token ever expires here. A heartbeat writes nothing but a line of the log.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, *, work: OpenWork | None = None) -> None:
+        self._work = work
         self._path = path
         self._clock = clock
         self._turn = anyio.Lock()
@@ -44,7 +46,8 @@ class FileCallbacks(Callbacks):
         line = msgspec.json.encode({"at": self._clock.now(), "task_token": task_token, **fields})
         async with self._turn:
             try:
-                await anyio.to_thread.run_sync(_write, self._path, line + b"\n")
+                async with turn(self._work, "callbacks"):
+                    await anyio.to_thread.run_sync(_write, self._path, line + b"\n")
             except OSError as error:
                 raise ConveyorError(
                     ErrorCode.UNAVAILABLE, f"{self._path.name} cannot be written: {error.strerror}"

@@ -30,6 +30,8 @@ CONTENTS: dict[str, str] = {
     "blobs/inputs/": "uploaded files, by the id of their file input",
     "blobs/exports/": "exports: job, run, then the id of the export",
     "blobs/tmp/": "blobs being written; emptied at every start",
+    "clock": "the instant and the state of the ids of a clock that is moved by hand, as JSON; not "
+    "made on the system's clock",
     "calls": "the gateway calls under way, in a table that is mapped into memory: the next start "
     "tells by it claims whose call had begun from claims that had only waited",
     "callbacks.jsonl": "notifications for state machines, a JSON object a line: `at` (ms), "
@@ -38,7 +40,7 @@ CONTENTS: dict[str, str] = {
 """The contents of a data directory, by path."""
 
 _OURS = re.compile(
-    r"lock|secret(?:\.new)?|conveyor\.db(?:-wal|-shm|-journal)?|blobs|calls(?:\.new)?|callbacks\.jsonl"
+    r"lock|secret(?:\.new)?|conveyor\.db(?:-wal|-shm|-journal)?|blobs|calls(?:\.new)?|clock(?:\.new)?|callbacks\.jsonl"
 )
 """Names of what belongs into a data directory."""
 
@@ -69,6 +71,11 @@ class DataDirectory:
     def callbacks(self) -> Path:
         """The file of notifications for state machines."""
         return self.path / "callbacks.jsonl"
+
+    @property
+    def clock(self) -> Path:
+        """The file of a clock that is moved by hand."""
+        return self.path / "clock"
 
     @property
     def calls(self) -> Path:

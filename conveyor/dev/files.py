@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple, Unpack
 
 import aiofiles
 import anyio
@@ -37,9 +38,14 @@ from conveyor.dev.segments import (
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import Blobs, Content, NewBodies, NoRoom
+from conveyor.ports.idle import OpenWork, turn
 from conveyor.records.blob_keys import checked_key, checked_prefix
 from conveyor.records.packed_bodies import PackedBody, packed_bodies, packed_body
 
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+FILES = "operations of files"
 _MAX_BATCH = 256
 _MAX_TRIES = 5
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -52,21 +58,25 @@ _SEVERAL = 4
 @dataclass(slots=True)
 class _Job:
     """Bodies to store, new ones or one aside, and the future of the keys they lie under or their
-    errors."""
+    errors. `left` is called once the thread is done with them."""
 
     bodies: Sequence[tuple[str, bytes]]
     new: bool
     done: asyncio.Future[list[str | Exception]]
     loop: asyncio.AbstractEventLoop
     results: list[str | Exception]
+    left: Callable[[], None] | None = None
 
 
 class FileWriter:
     """A thread that writes bodies below `root`, by their keys; `temporary` returns an unused path
     on their file system. `kept` counts the bodies that were written, `kept_bytes` their bytes."""
 
-    def __init__(self, root: str, temporary: Callable[[], str]) -> None:
+    def __init__(
+        self, root: str, temporary: Callable[[], str], work: OpenWork | None = None
+    ) -> None:
         self._root = root
+        self._work = work
         self._temporary = temporary
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -97,6 +107,9 @@ class FileWriter:
             self._thread.start()
         loop = asyncio.get_running_loop()
         job = _Job(bodies, new, loop.create_future(), loop, [])
+        if self._work is not None:
+            await self._work.take_turn(FILES)
+            job.left = partial(self._work.end_turn, FILES)
         self._queue.put(job)
         return await job.done
 
@@ -267,6 +280,8 @@ def _settle(batch: list[_Job]) -> None:
     for job in batch:
         if not job.done.done():
             job.done.set_result(job.results)
+        if job.left is not None:
+            job.left()
 
 
 PIECE = PACKED_MOST
@@ -290,12 +305,13 @@ class FileBlobs(Blobs, NewBodies):
     Links do not exist here: files go through the API.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, work: OpenWork | None = None) -> None:
         # Text, not Path: this is done for every body.
         self._root = str(root)
         self._temporaries = f"{root}/{_TEMPORARIES}"
         self._number = itertools.count(1).__next__
-        self._writer = FileWriter(self._root, self._temporary)
+        self._work = work
+        self._writer = FileWriter(self._root, self._temporary, work)
         self._large = self._begun = 0
         with _DISK:
             os.makedirs(self._temporaries, mode=0o700, exist_ok=True)
@@ -335,32 +351,32 @@ class FileBlobs(Blobs, NewBodies):
         path, packed = self._path(key), packed_body(key)
         with _DISK:
             if packed is None:
-                return await to_thread.run_sync(_open_body, path, size)
+                return await self._in_thread(_open_body, path, size, self._work)
             if size is not None and size != packed.size:
                 return None
-            body = await to_thread.run_sync(read_packed, self._root, packed)
+            body = await self._in_thread(read_packed, self._root, packed)
         return None if body is None else _in_pieces(body)
 
     async def read_neighbours(self, keys: Sequence[str]) -> list[bytes | None]:
         bodies = packed_bodies(map(checked_key, keys))
         with _DISK:
-            return await to_thread.run_sync(_read_all, self._root, bodies)
+            return await self._in_thread(_read_all, self._root, bodies)
 
     async def delete(self, key: str) -> None:
         path, packed = self._path(key), packed_body(key)
         with _DISK:
             if packed is None:
-                await to_thread.run_sync(_unlink, path)
+                await self._in_thread(_unlink, path)
             else:
-                await to_thread.run_sync(self._writer.segments.drop, packed)
+                await self._in_thread(self._writer.segments.drop, packed)
 
     async def remove_unsettled(self, keys: Sequence[str]) -> None:
         """Remove the bodies that an earlier process stored under these keys, which no row names:
         files, and segments with no other body."""
         paths = [self._path(key) for key in keys]
         with _DISK:
-            await to_thread.run_sync(_unlink_all, paths)
-            await to_thread.run_sync(remove_unsettled, self._root, keys)
+            await self._in_thread(_unlink_all, paths)
+            await self._in_thread(remove_unsettled, self._root, keys)
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         # In portions off the event loop, so that a large prefix blocks nobody.
@@ -368,10 +384,10 @@ class FileBlobs(Blobs, NewBodies):
         most = sys.maxsize if limit is None else limit
         removed = 0
         with _DISK:
-            await to_thread.run_sync(self._writer.segments.close_below, prefix)
+            await self._in_thread(self._writer.segments.close_below, prefix)
             while removed < most:
                 size = min(_REMOVALS_AT_A_TIME, most - removed)
-                portion = await to_thread.run_sync(_remove_some, removals, size)
+                portion = await self._in_thread(_remove_some, removals, size)
                 if not portion:
                     break
                 removed += sum(portion)
@@ -379,15 +395,15 @@ class FileBlobs(Blobs, NewBodies):
 
     async def list_keys(self, prefix: str, *, after: str, limit: int) -> list[str]:
         with _DISK:
-            keys = await to_thread.run_sync(_keys_below, self._root, checked_prefix(prefix))
+            keys = await self._in_thread(_keys_below, self._root, checked_prefix(prefix))
         return [key for key in keys if key > after][:limit]
 
     async def size(self, key: str) -> int | None:
         path, packed = self._path(key), packed_body(key)
         with _DISK:
             if packed is None:
-                return await to_thread.run_sync(_size, path)
-            whole = await to_thread.run_sync(_size, f"{self._root}/{packed.pack}")
+                return await self._in_thread(_size, path)
+            whole = await self._in_thread(_size, f"{self._root}/{packed.pack}")
         return packed.size if whole is not None and whole >= packed.end else None
 
     async def upload_link(self, key: str, *, content_type: str, seconds: int) -> str | None:
@@ -402,39 +418,39 @@ class FileBlobs(Blobs, NewBodies):
         """List, as (job_id, run_id), the runs with a directory of results, exports or staged
         tasks."""
         with _DISK:
-            return await to_thread.run_sync(_runs, self._root, _OF_RUNS)
+            return await self._in_thread(_runs, self._root, _OF_RUNS)
 
     async def staged_runs(self) -> set[tuple[str, str]]:
         """List, as (job_id, run_id), the runs with a directory of staged tasks."""
         with _DISK:
-            return await to_thread.run_sync(_runs, self._root, (_STAGED,))
+            return await self._in_thread(_runs, self._root, (_STAGED,))
 
     async def input_ids(self) -> list[str]:
         """List the ids of the file inputs whose file is here."""
         with _DISK:
-            return await to_thread.run_sync(_names, f"{self._root}/{_INPUTS}")
+            return await self._in_thread(_names, f"{self._root}/{_INPUTS}")
 
     async def export_ids(self) -> list[tuple[str, str, str]]:
         """List, as (job_id, run_id, export_id), the exports whose file is here."""
         with _DISK:
-            return await to_thread.run_sync(_export_ids, self._root)
+            return await self._in_thread(_export_ids, self._root)
 
     async def _put_large(self, target: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
         temporary = self._temporary()
         is_first, number = not self._large, self._begin_large()
         try:
-            size = await _write_pieces(temporary, head, rest)
+            size = await _write_pieces(temporary, head, rest, self._work)
             with _DISK:
-                await to_thread.run_sync(move_into_place, temporary, target, self._root)
+                await self._in_thread(move_into_place, temporary, target, self._root)
         except BaseException as error:
             refusal = None
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(_unlink, temporary)
+                await self._in_thread(_unlink, temporary)
                 # Bodies that fill a disk together may each fit alone.
                 is_alone = is_first and number == self._begun
                 if is_alone and isinstance(error, ConveyorError):
                     look = partial(self._writer.refusal, error.__cause__, len(head))
-                    refusal = await to_thread.run_sync(look)
+                    refusal = await self._in_thread(look)
             if refusal is not None:
                 raise refusal from error
             raise
@@ -443,6 +459,14 @@ class FileBlobs(Blobs, NewBodies):
         self._writer.kept += 1
         self._writer.kept_bytes += size
         return size
+
+    async def _in_thread(
+        self, function: Callable[[Unpack[Arguments]], Result], *args: *Arguments
+    ) -> Result:
+        if self._work is None:
+            return await to_thread.run_sync(function, *args)
+        async with turn(self._work, FILES):
+            return await to_thread.run_sync(function, *args)
 
     def _begin_large(self) -> int:
         self._large += 1
@@ -518,22 +542,28 @@ async def _head(content: AsyncIterator[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-async def _write_pieces(path: str, head: bytes, rest: AsyncIterator[bytes] | None) -> int:
+async def _write_pieces(
+    path: str, head: bytes, rest: AsyncIterator[bytes] | None, work: OpenWork | None
+) -> int:
     with anyio.CancelScope(shield=True), _DISK:
         # A cancelled opening could create the file after the clean-up.
-        file = await aiofiles.open(path, "xb", opener=_open_private)
+        async with turn(work, FILES):
+            file = await aiofiles.open(path, "xb", opener=_open_private)
     size = len(head)
     try:
         with _DISK:
-            await file.write(head)
+            async with turn(work, FILES):
+                await file.write(head)
         if rest is not None:
             async for piece in rest:
                 size += len(piece)
                 with _DISK:
-                    await file.write(piece)
+                    async with turn(work, FILES):
+                        await file.write(piece)
     finally:
         with anyio.CancelScope(shield=True), _DISK:
-            await file.close()
+            async with turn(work, FILES):
+                await file.close()
     return size
 
 
@@ -547,8 +577,9 @@ class _Body:
     Opening reads the first piece, and closes the file again where that is all of it.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, work: OpenWork | None) -> None:
         self._descriptor = descriptor
+        self._work = work
         self._first = os.read(descriptor, PIECE)
         if len(self._first) < PIECE:
             self._close()
@@ -560,7 +591,8 @@ class _Body:
         piece, self._first = self._first, b""
         if not piece and self._descriptor >= 0:
             with _DISK:
-                piece = await to_thread.run_sync(os.read, self._descriptor, PIECE)
+                async with turn(self._work, FILES):
+                    piece = await to_thread.run_sync(os.read, self._descriptor, PIECE)
         if not piece:
             self._close()
             raise StopAsyncIteration
@@ -580,7 +612,7 @@ async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + PIECE]
 
 
-def _open_body(path: str, size: int | None) -> AsyncIterator[bytes] | None:
+def _open_body(path: str, size: int | None, work: OpenWork | None) -> AsyncIterator[bytes] | None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
@@ -589,7 +621,7 @@ def _open_body(path: str, size: int | None) -> AsyncIterator[bytes] | None:
         os.close(descriptor)
         return None
     try:
-        return _Body(descriptor)
+        return _Body(descriptor, work)
     except IsADirectoryError:
         return None
 

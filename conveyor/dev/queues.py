@@ -177,6 +177,12 @@ class MemoryQueues(Queues):
         found = self._find(queue)
         return 0 if found is None else found.depth
 
+    def visible_at(self, queue: str) -> float | None:
+        """Return the monotonic instant from which a queue has a message to give, the present if it
+        has one now or may find one in the store; None if nothing waits in it."""
+        found = self._find(queue)
+        return None if found is None else found.visible_at(self._clock.monotonic())
+
     async def count(self, queue: str) -> int:
         return self.depth(queue)
 

@@ -170,6 +170,18 @@ class MessageQueue:
         """Tell when the next hidden message becomes visible; None where none is hidden."""
         return self._hidden[0][0] if self._hidden else None
 
+    def visible_at(self, now: float) -> float | None:
+        """Tell when there is a message to be received: `now`, or later; None where none waits."""
+        self.surface(now)
+        if self.starved or self._may_have_fresh or any(held.due == _READY for held in self._ready):
+            return now
+        return self.next_due()
+
+    @property
+    def _may_have_fresh(self) -> bool:
+        """True if messages wait in another form."""
+        return False
+
     def _put(self, held: HiddenMessage, *, now: float, delay: float) -> None:
         self._unseen += 1
         if delay > 0:
@@ -375,6 +387,10 @@ class RunQueue(MessageQueue):
     @property
     def _waiting(self) -> int:
         return len(self._task_ids) - self._taken
+
+    @property
+    def _may_have_fresh(self) -> bool:
+        return self._waiting > 0
 
     @property
     def _room(self) -> int:

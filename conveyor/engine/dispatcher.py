@@ -67,7 +67,8 @@ class DispatchOptions:
 
     It makes up to `slots` gateway calls at a time, and a receive hides messages for `visibility`
     seconds. A queue gives a message up after `max_receives`. One `picking` serves one dispatcher.
-    Tasks are begun as `outages` lets them pass, and nothing is while there is a `pause`.
+    Tasks are begun as `outages` lets them pass, and nothing is while there is a `pause`. It looks
+    at its lanes by `looks`, by default the clock of its work.
     """
 
     slots: int
@@ -77,6 +78,7 @@ class DispatchOptions:
     picking: PickingRule = field(default_factory=LeastInFlight)
     outages: Outages | None = None
     pause: FleetPause = field(default_factory=FleetPause)
+    looks: Clock | None = None
 
 
 _log = logging.getLogger("conveyor.engine")
@@ -112,7 +114,7 @@ class Dispatcher:
         self._slots = options.slots
         self._visibility = options.visibility
         self._polling = options.polling
-        self._outages = options.outages or Outages(clock)
+        self._outages, self._looks = options.outages or Outages(clock), options.looks or clock
         self._pause = options.pause
         self._pause.on_change(self._note_pause)
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
@@ -187,6 +189,26 @@ class Dispatcher:
     def is_full(self) -> bool:
         """True while no slot can take another message."""
         return self._planner.room(0) <= 0
+
+    @property
+    def has_work(self) -> bool:
+        """True while a message is in hand."""
+        in_hand = self._working or self._ready or self._ready_control
+        return bool(in_hand) or any(lane.buffer for lane in self.lanes)
+
+    def next_message(self, visible_at: Callable[[str], float | None]) -> float | None:
+        """Return the monotonic instant at which a slot will next find a message, if time alone
+        keeps it. `visible_at` tells when a queue has one to give, None for never."""
+        now = self._clock.monotonic()
+        asked_at = self._next_ask(now)
+        moments: list[float] = []
+        for lane in (self.lanes.control, *self.lanes):
+            at = None if lane.closed or lane.dropped else visible_at(lane.queue)
+            if at is not None:
+                at = asked_at if at <= now else max(at, lane.not_before)
+            if at is not None:
+                moments.append(at)
+        return min(moments, default=None)
 
     def depth(self) -> int:
         """Return about how many messages wait in the queues of this worker's lanes."""
@@ -816,10 +838,12 @@ class Dispatcher:
         while True:
             self._timer_wake = anyio.Event()
             now = self._clock.monotonic()
-            due = self._planner.next_due(now)
-            trial = self._outages.next_trial(now)
-            if trial is not None and (due is None or trial < due):
-                due = trial
+            due = self._next_ask(now)
             until = now + IDLE_WAIT if due is None else due
-            await wait_or_timeout(self._timer_wake, self._clock, until - now)
+            await wait_or_timeout(self._timer_wake, self._looks, until - now)
             self._wake_one()
+
+    def _next_ask(self, now: float) -> float | None:
+        """Return when the next pause of a lane or an outage ends, if any is under way."""
+        due, trial = self._planner.next_due(now), self._outages.next_trial(now)
+        return trial if due is None or (trial is not None and trial < due) else due

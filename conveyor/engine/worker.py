@@ -138,6 +138,7 @@ class Worker:
         self._heartbeat = heartbeat
         self._tickers, self._overlapping, self._reporter = beside
         self._stopped_at = 0.0
+        self._beats_at = clock.monotonic()
         self.lag = LoopLag(clock)
 
     def away(self) -> list[str]:
@@ -147,6 +148,14 @@ class Worker:
     def serving(self) -> list[str]:
         """Return the runs that it serves."""
         return self._dispatcher.lanes.serving()
+
+    def next_beat(self) -> float | None:
+        """Return the monotonic instant of the next heartbeat, if anything is in hand for it."""
+        return self._beats_at if self._dispatcher.has_work else None
+
+    def next_message(self, visible_at: Callable[[str], float | None]) -> float | None:
+        """Return when the dispatcher will next have something to receive: see there."""
+        return self._dispatcher.next_message(visible_at)
 
     async def run(self, *, grace: float) -> None:
         """Work until `stop`, then for at most `grace` seconds more."""
@@ -179,6 +188,7 @@ class Worker:
     async def _beat(self) -> None:
         """Renew what is in work; a renewal that fails waits for the next beat."""
         while True:
+            self._beats_at = self._clock.monotonic() + self._heartbeat
             await self._clock.sleep(self._heartbeat)
             self._dispatcher.renew()
 

@@ -322,7 +322,7 @@ class FakeGateway:
         self._clock = clock
         self._retry_after_cap = retry_after_cap
 
-    def scrape(self, request: ScrapeRequest) -> _FakeCall:
+    def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
         """Answer as the URL asks. Raises ScrapeFailed on entry, or while the content is read."""
         return _FakeCall(self, request)
 

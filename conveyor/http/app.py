@@ -39,6 +39,7 @@ from conveyor.http.request import (
     RequestContext,
     receive_upload,
 )
+from conveyor.http.routes_dev import Bench
 from conveyor.http.routes_files import EXPORT_ROUTES, INPUT_ROUTES, read_download, read_link
 from conveyor.http.routes_jobs import JOB_ROUTES, RUN_ROUTES
 from conveyor.http.routes_schedules import SCHEDULE_ROUTES
@@ -73,7 +74,8 @@ class AppOptions:
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
     is. /readyz names what is `away`. A development server says there that it is one, and has an
-    `inbox`. Without `sessions` there is no dashboard. `took` counts how long answers take.
+    `inbox`, and a `bench` that moves its clock. Without `sessions` there is no dashboard. `took`
+    counts how long answers take.
     """
 
     allowed_hosts: Collection[str]
@@ -85,6 +87,7 @@ class AppOptions:
     away: Callable[[], Sequence[str]] = tuple
     inbox: Inbox | None = None
     is_development: bool = False
+    bench: Bench | None = None
     sessions: SessionOptions | None = None
     tracer: Tracer = NO_TRACER
     took: Histogram = field(default_factory=partial(Histogram, ANSWER))
@@ -157,6 +160,8 @@ def _routes(
         routes.append(Route(path, answer, methods=["GET"]))
     if options.inbox is not None:
         routes += options.inbox.routes()
+    if options.bench is not None:
+        routes += options.bench.routes()
     return routes
 
 

@@ -35,7 +35,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.tracing import TRACEPARENT, Tracer
 
 HEADER = "X-Request-ID"
-INBOX_PATH = "/_dev/inbox"
+DEV_PATH = "/_dev"
+INBOX_PATH = f"{DEV_PATH}/inbox"
 """Paths below are a name, then the path of a receiver's URL, which may hold a secret."""
 
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,128}")

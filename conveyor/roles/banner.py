@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from conveyor.roles.dev import ServerInfo
     from conveyor.settings import Settings
 
+_MOVES = {
+    "system": "",
+    "manual": "; its clock stands until POST /_dev/clock, with the token of --json, moves it",
+    "auto": "; its clock moves to what is due while a client waits",
+}
 RESERVED = "example.com, .test …"
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 
@@ -32,7 +37,7 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
     lines = [
         ("API", info.api),
         *([("pages", f"{info.pages}{asks}")] if info.pages else []),
-        ("data", f"{os.path.abspath(info.data_dir)} (kept)"),
+        ("data", f"{os.path.abspath(info.data_dir)} (kept){_MOVES[info.clock]}"),
         ("gateway", _gateway(info.gateway)),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
         *([("command", f"{found}  # finds conveyor")] if found else []),
@@ -58,8 +63,8 @@ def path_line(scripts: str) -> str | None:
 
 
 def json_line(info: ServerInfo) -> str:
-    """Return the banner for programs: api, pid, data_dir, gateway, and pages
-    and inbox if there are any."""
+    """Return the banner for programs: api, pid, data_dir, gateway, and pages,
+    inbox, clock and dev_token if there are any."""
     import msgspec
 
     document = {
@@ -69,6 +74,7 @@ def json_line(info: ServerInfo) -> str:
         "gateway": without_secrets(info.gateway),
         **({"pages": info.pages} if info.pages else {}),
         **({"inbox": info.inbox} if info.inbox else {}),
+        **({"clock": info.clock, "dev_token": info.dev_token} if info.dev_token else {}),
     }
     return msgspec.json.encode(document).decode()
 

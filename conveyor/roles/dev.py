@@ -11,7 +11,12 @@ import anyio
 import msgspec
 
 from conveyor.bootstrap import Runtime, open_dev
-from conveyor.clock import SystemClock
+from conveyor.clock import ManualClock, SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.text_rules import parse_rfc3339
+from conveyor.http.middleware import is_loopback
+from conveyor.http.routes_dev import TOKEN_BYTES
+from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.roles.logs import start_logs
 from conveyor.roles.serving import (
@@ -30,7 +35,8 @@ _log = logging.getLogger("conveyor.roles")
 class ServerInfo(msgspec.Struct, frozen=True):
     """Address and process of a server that is ready; `slots` says why it has fewer than were asked
     for, if it has. `inbox` is the URL of its receiver, empty on an address beyond loopback, `pages`
-    that of the dashboard, empty without one."""
+    that of the dashboard, empty without one. `dev_token` opens what moves the server below /_dev,
+    such as its clock; empty beyond loopback."""
 
     api: str
     pid: int
@@ -39,6 +45,34 @@ class ServerInfo(msgspec.Struct, frozen=True):
     slots: str = ""
     inbox: str = ""
     pages: str = ""
+    clock: str = "system"
+    dev_token: str = ""
+
+
+class ClockChoice(msgspec.Struct, frozen=True):
+    """The clock of a server: `system`, or one that is moved by hand (`manual`), or that moves by
+    itself to what is due while somebody waits for a run (`auto`). `start` is the first instant of
+    a new data directory, as RFC 3339 writes it; empty for the machine's present."""
+
+    mode: str = "system"
+    start: str = ""
+
+    def make(self) -> Clock:
+        """Make the clock. Raises ConveyorError(invalid_argument)."""
+        if self.mode == "system":
+            if self.start:
+                text = "--clock-start needs --clock manual or auto"
+                raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+            return SystemClock()
+        try:
+            start = parse_rfc3339(self.start) if self.start else None
+        except (ValueError, msgspec.ValidationError):
+            text = "--clock-start takes an instant with a zone, such as 2027-03-28T00:59:00Z"
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text) from None
+        return ManualClock(start=start, mode=self.mode)
+
+
+SYSTEM = ClockChoice()
 
 
 def run(
@@ -46,6 +80,7 @@ def run(
     *,
     on_ready: Callable[[ServerInfo], None],
     on_stopping: Callable[[], None] = lambda: None,
+    clock: ClockChoice = SYSTEM,
 ) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code. Owns the process: its loop and its
     umask.
@@ -61,9 +96,9 @@ def run(
         on_ready(msgspec.structs.replace(info, slots=slots))
 
     async def until(stop: anyio.Event) -> None:
-        await serve(fitting, on_ready=ready, stop=stop)
+        await serve(fitting, on_ready=ready, stop=stop, clock=clock.make())
 
-    own_process(until, on_stopping=on_stopping)
+    own_process(until, on_stopping=on_stopping, own_loop=clock.mode != "system")
     return 0
 
 
@@ -73,16 +108,20 @@ async def serve(
     on_ready: Callable[[ServerInfo], None],
     stop: anyio.Event | None = None,
     gateway: Gateway | None = None,
+    clock: Clock | None = None,
 ) -> None:
     """Bind, open the data directory, serve and work until `stop`; then end everything in order.
 
-    A given gateway replaces the one of the settings; the caller closes it. Raises ConveyorError for
-    an address that cannot be bound, and any error of opening the binding.
+    A given gateway replaces the one of the settings; the caller closes it. The server runs on the
+    system's clock unless it is given a ManualClock, which wants asyncio's own loop. Raises
+    ConveyorError for an address that cannot be bound, and any error of opening the binding.
     """
     stop = stop if stop is not None else anyio.Event()
     with bound(settings.host, settings.port) as listener:
         origin = origin_of(settings.host, listener.getsockname()[1])
-        runtime = await open_dev(settings, SystemClock(), origin=origin, gateway=gateway)
+        clock = clock or SystemClock()
+        token = SystemClock().token(TOKEN_BYTES).hex() if is_loopback(settings.host) else ""
+        runtime = await open_dev(settings, clock, origin=origin, gateway=gateway, dev_token=token)
         try:
             info = ServerInfo(
                 api=f"{origin}/v1",
@@ -91,6 +130,8 @@ async def serve(
                 gateway=settings.gateway if gateway is None else "fake",
                 inbox=runtime.inbox,
                 pages=f"{origin}/dashboard" if settings.dashboard else "",
+                clock=clock.mode if isinstance(clock, ManualClock) else "system",
+                dev_token=token,
             )
             await _serve(runtime, listener, stop, lambda: on_ready(info), settings.shutdown_grace)
         finally:
@@ -121,15 +162,22 @@ async def _serve(
         await stop.wait()
         UVICORN_LOG.setLevel(logging.CRITICAL)
         runtime.readiness.yes = False
+        if runtime.moved is not None:
+            # What sleeps would never end. The clock stands still again once all has ended.
+            ending.start_soon(runtime.moved.end)
         runtime.hurry()
         runtime.worker.stop()
         # A stream never ends by itself, and the server waits for its connections.
         await runtime.progress.end()
         server.should_exit = True
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(work)
-        group.start_soon(runtime.progress.run)
-        group.start_soon(end)
-        await server.serve(sockets=[listener])
-        stop.set()
+    async with anyio.create_task_group() as ending:
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            group.start_soon(runtime.progress.run)
+            group.start_soon(end)
+            if runtime.moved is not None:
+                ending.start_soon(runtime.moved.move_by_itself)
+            await server.serve(sockets=[listener])
+            stop.set()
+        ending.cancel_scope.cancel()

@@ -116,17 +116,22 @@ def _open_files() -> int:
 
 
 def own_process(
-    serve: Callable[[anyio.Event], Awaitable[None]], *, on_stopping: Callable[[], None]
+    serve: Callable[[anyio.Event], Awaitable[None]],
+    *,
+    on_stopping: Callable[[], None],
+    own_loop: bool = False,
 ) -> None:
     """Run a server as the whole process, until it ends after a first SIGINT, SIGTERM or SIGHUP.
 
-    `serve` must end in order once its event is set; a second signal exits at once.
+    `serve` must end in order once its event is set; a second signal exits at once. With `own_loop`
+    the event loop is asyncio's own, also where a faster one is installed.
     """
     # Keep every stored file private, even if others may enter the data directory.
     os.umask(0o077)
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 50)
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
+    make = asyncio.new_event_loop if own_loop else _new_loop
+    with asyncio.Runner(loop_factory=make) as runner:
         runner.run(_until_signalled(serve, on_stopping))
 
 

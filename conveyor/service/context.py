@@ -15,6 +15,7 @@ from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.deliveries import DeliveryLog
 from conveyor.ports.exports import ExportRequests
+from conveyor.ports.idle import OpenWork
 from conveyor.ports.inputs import InputSlots
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency, RunWrites
@@ -119,6 +120,16 @@ class ApiPorts(Protocol):
     def sealing_secrets(self) -> tuple[bytes, ...]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class MovedTime:
+    """The parts of a server whose clock is moved by hand: the `machine`'s own clock, the counter of
+    open work, and a function to call when a live run is shown."""
+
+    machine: Clock
+    work: OpenWork
+    live_shown: Callable[[], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The roles of the store, the clock, the options and the keys, what is away, and what runs wait
@@ -138,6 +149,7 @@ class Context:
     keyring: Keyring
     waits: RunWaits
     outages: Callable[[], Sequence[Outage]] = tuple
+    moved: MovedTime | None = None
 
     def outage(self) -> Outage | None:
         """Return what the work of this process waits for, if it does: the first of several."""

@@ -32,7 +32,9 @@ from conveyor.intake.frames import (
     decode_frame,
 )
 from conveyor.ports.clock import Clock
+from conveyor.ports.idle import OpenWork, counted
 
+CHECKS = "checks of lists"
 CHILDREN = 2
 """Maximum children at a time; further calls wait."""
 ESTIMATE_AFTER = 2.0
@@ -52,8 +54,14 @@ class ListValidator:
     """Has children check lists. `max_seconds` bounds the time for one list."""
 
     def __init__(
-        self, clock: Clock, *, max_seconds: float, command: Sequence[str] = COMMAND
+        self,
+        clock: Clock,
+        *,
+        max_seconds: float,
+        command: Sequence[str] = COMMAND,
+        work: OpenWork | None = None,
     ) -> None:
+        self._work = work
         self._clock = clock
         self._max_seconds = max_seconds
         self._command = command
@@ -68,11 +76,12 @@ class ListValidator:
         would take too long; unavailable where the child breaks off; and any error of `pieces` and
         `sink`. The frames passed to the sink are void then.
         """
-        async with self._limiter, _child(self._command) as process:
-            session = _Session(
-                process, self._clock, total=total, max_seconds=self._max_seconds, sink=sink
-            )
-            return await session.run(work, pieces)
+        with counted(self._work, CHECKS):
+            async with self._limiter, _child(self._command) as process:
+                session = _Session(
+                    process, self._clock, total=total, max_seconds=self._max_seconds, sink=sink
+                )
+                return await session.run(work, pieces)
 
 
 @dataclass(slots=True)

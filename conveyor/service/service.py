@@ -10,7 +10,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.callers import Caller, Keyring, derive_keyring, identify
-from conveyor.service.context import ApiPorts, Context, ServiceOptions
+from conveyor.service.context import ApiPorts, Context, MovedTime, ServiceOptions
 from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
 from conveyor.service.failures import Failures
@@ -49,6 +49,7 @@ def _context(
     clock: Clock,
     keyring: Keyring,
     outages: Callable[[], Sequence[Outage]],
+    moved: MovedTime | None,
 ) -> Context:
     return Context(
         jobs=ports.jobs,
@@ -63,9 +64,26 @@ def _context(
         clock=clock,
         options=options,
         keyring=keyring,
-        waits=RunWaits(ports.workers, clock, heartbeat=options.heartbeat),
+        waits=_waits(ports, options, clock, moved),
         outages=outages,
+        moved=moved,
     )
+
+
+def _waits(
+    ports: ApiPorts, options: ServiceOptions, clock: Clock, moved: MovedTime | None
+) -> RunWaits:
+    if moved is None:
+        return RunWaits(ports.workers, clock, heartbeat=options.heartbeat)
+    return RunWaits(ports.workers, clock, heartbeat=options.heartbeat, live_shown=moved.live_shown)
+
+
+def _signer(
+    ports: ApiPorts, clock: Clock, keyring: Keyring, moved: MovedTime | None
+) -> EventSigner:
+    # A receiver judges a signature by the clock of its own machine.
+    machine = clock if moved is None else moved.machine
+    return EventSigner(ports.signing_keys, keyring.signing, machine)
 
 
 def _once(ports: ApiPorts, options: ServiceOptions, clock: Clock) -> IdempotentRequests:
@@ -82,7 +100,8 @@ class Service:
     keys, `webhooks` sets the webhooks of jobs, `webhook_tests` tests receivers, `deliveries` reads
     the log of events, `replays` sends some again, `schedules` shows and changes schedules,
     `sign_ins` lets people into pages, `overviews` reads pages, `progress` follows runs for
-    streams. `outages` tells what the worker of this process waits for.
+    streams. `outages` tells what the worker of this process waits for. `moved` is given where the
+    clock is moved by hand.
     """
 
     def __init__(
@@ -93,21 +112,21 @@ class Service:
         *,
         webhooks: Webhooks,
         outages: Callable[[], Sequence[Outage]] = tuple,
+        moved: MovedTime | None = None,
     ) -> None:
         self.options = options
         self._keyring = _keyring(ports, options)
-        context = _context(ports, options, clock, self._keyring, outages)
+        context = _context(ports, options, clock, self._keyring, outages, moved)
         notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
         once = _once(ports, options, clock)
-        limits = _limits(options)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)
-        signer = EventSigner(ports.signing_keys, self._keyring.signing, clock)
+        signer = _signer(ports, clock, self._keyring, moved)
         receivers = ReceiverCheck(webhooks, signer)
         self.submissions = Submissions(
-            context, notifier=notifier, once=once, limits=limits, receivers=receivers
+            context, notifier=notifier, once=once, limits=_limits(options), receivers=receivers
         )
-        self.additions = Additions(context, notifier=notifier, once=once, limits=limits)
+        self.additions = Additions(context, notifier=notifier, once=once, limits=_limits(options))
         self.reruns = Reruns(context, notifier, once)
         self.lifecycle = JobCommands(context, notifier)
         self.listing = JobQueries(context, cursors)

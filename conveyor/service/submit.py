@@ -106,7 +106,13 @@ class Submissions:
         self._once = once
         self._limits = limits
         self._receivers = receivers
-        self._lists = TaskListLoader(context.inputs, context.blobs, context.options, context.clock)
+        self._lists = TaskListLoader(
+            context.inputs,
+            context.blobs,
+            context.options,
+            context.clock,
+            work=None if context.moved is None else context.moved.work,
+        )
         self._active = ActiveJobQuota(context.jobs, limit=context.options.max_active_jobs)
         self._scheduled = ScheduledJobQuota(context.jobs, limit=context.options.max_scheduled_jobs)
 

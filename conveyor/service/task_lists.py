@@ -26,6 +26,7 @@ from conveyor.intake.frames import Chunk, Csv, Head, ListSource, ValidationReque
 from conveyor.intake.rows import RowWriter
 from conveyor.ports.blobs import BlobReader, Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.idle import OpenWork
 from conveyor.ports.inputs import InputSlots, JobInput
 from conveyor.records.blob_keys import (
     input_key,
@@ -110,13 +111,21 @@ class TaskListLoader:
     """
 
     def __init__(
-        self, inputs: InputSlots, blobs: BlobReader, options: ServiceOptions, clock: Clock
+        self,
+        inputs: InputSlots,
+        blobs: BlobReader,
+        options: ServiceOptions,
+        clock: Clock,
+        *,
+        work: OpenWork | None = None,
     ) -> None:
         self._inputs = inputs
         self._blobs = blobs
         self._options = options
         self._clock = clock
-        self._validator = ListValidator(clock, max_seconds=options.max_validation_seconds)
+        self._validator = ListValidator(
+            clock, max_seconds=options.max_validation_seconds, work=work
+        )
 
     async def from_document(
         self,

@@ -14,6 +14,7 @@ import anyio
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import Run
 from conveyor.domain.run_waits import Crew, RunWait, WorkerReport, run_wait
+from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.clock import Clock
 from conveyor.ports.workers import Workers
 
@@ -30,10 +31,18 @@ _log = logging.getLogger("conveyor.service")
 
 class RunWaits:
     """Finds the reasons why runs wait. `heartbeat` is that of the workers, in seconds, until one
-    was heard."""
+    was heard. `live_shown` is called for each live run that is looked at."""
 
-    def __init__(self, workers: Workers, clock: Clock, *, heartbeat: float) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        clock: Clock,
+        *,
+        heartbeat: float,
+        live_shown: Callable[[], None] = lambda: None,
+    ) -> None:
         self._workers = workers
+        self._live_shown = live_shown
         self._clock = clock
         self._heartbeat = heartbeat
         self._crew: Crew | None = None
@@ -59,7 +68,12 @@ class RunWaits:
     async def look(self) -> Waits:
         """Look at the workers, and return what tells of each run why it waits."""
         crew, now = await self.crew(), self._clock.now()
-        return lambda run: run_wait(run, crew, now)
+        return lambda run: self._wait(run, crew, now)
+
+    def _wait(self, run: Run, crew: Crew | None, now: int) -> RunWait | None:
+        if run.status in LIVE_RUN_STATES:
+            self._live_shown()
+        return run_wait(run, crew, now)
 
     def _heard(self, reports: Sequence[WorkerReport] | None) -> Crew | None:
         if reports is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -15,10 +16,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from conveyor.client.api import Api, connect
 from conveyor.client.wire import RunReply
-from conveyor.clock import SystemClock
+from conveyor.clock import JournalLine, ManualClock, SystemClock
+from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.gateway.fake import Behaviour, FakeGateway, Hits, is_understood
-from conveyor.ports.gateway import Gateway
-from conveyor.roles.dev import ServerInfo, serve
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
+from conveyor.roles.dev import ClockChoice, ServerInfo, serve
 from conveyor.settings import Settings, load
 
 API_KEY = "test-key"
@@ -30,7 +33,7 @@ _POLL = 0.01
 
 @contextmanager
 def serving(
-    settings: Settings, *, gateway: Gateway | None = None
+    settings: Settings, *, gateway: Gateway | None = None, clock: Clock | None = None
 ) -> Iterator[tuple[ServerInfo, BlockingPortal]]:
     """Run a server on a thread with an event loop of its own; end it in order at the exit.
 
@@ -39,7 +42,7 @@ def serving(
     stop = anyio.Event()
 
     async def run(*, task_status: TaskStatus[ServerInfo]) -> None:
-        await serve(settings, on_ready=task_status.started, stop=stop, gateway=gateway)
+        await serve(settings, on_ready=task_status.started, stop=stop, gateway=gateway, clock=clock)
 
     with start_blocking_portal() as portal:
         ended, info = portal.start_task(run)
@@ -50,18 +53,87 @@ def serving(
             ended.result()
 
 
+class ServerClock:
+    """The clock of a test's server, which it moves. Each move returns once the server is idle.
+
+    Raises ConveyorError: invalid_argument for a move that the clock cannot make, conflict if it
+    does not come to rest.
+    """
+
+    def __init__(self, clock: ManualClock, portal: BlockingPortal) -> None:
+        self._clock = clock
+        self._portal = portal
+
+    @property
+    def now(self) -> datetime:
+        """Return the present of the server."""
+        return datetime.fromtimestamp(self._clock.now() / 1_000, UTC)
+
+    @property
+    def wakes(self) -> int:
+        """Return how many sleepers the clock has woken: what its moves have cost."""
+        return self._clock.wakes
+
+    @property
+    def journal(self) -> list[JournalLine]:
+        """Return the last moves of the clock, the ids that the server made, and the calls of its
+        gateway; lines of one instant sorted."""
+        return sorted(self._clock.journal)
+
+    def advance(
+        self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+    ) -> None:
+        """Move on, stopping at each instant at which something is due. `advance()` only waits until
+        the server is idle."""
+        span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        self._portal.call(self._clock.advance, span.total_seconds())
+
+    def set(self, instant: datetime | str) -> None:
+        """Move on to an instant with a zone, such as 2027-03-28T00:59:00Z."""
+        text = instant if isinstance(instant, str) else instant.isoformat()
+        self._portal.call(self._clock.advance_to, parse_rfc3339(text))
+
+    def shift(self, *, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
+        """Set the wall clock alone forward or back, as an administrator would."""
+        span = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        self._portal.call(self._clock.shift_wall, span.total_seconds())
+
+    def run_until_idle(self) -> None:
+        """Move from instant to instant until no work is left: no attempt, no event, no delivery."""
+        self._portal.call(self._clock.run_until_idle)
+
+
 class ConveyorServer:
     """The value of the fixture `conveyor_server`: a server over the fake gateway.
 
     `base_url` ends in `/v1`; `api_key` is any key that the test chooses; `hits` lists the calls
-    that reached the gateway.
+    that reached the gateway. Events that a test sends to `inbox` and a name of its own are kept and
+    can be read there. `dev_token` opens /_dev/clock.
     """
 
-    def __init__(self, info: ServerInfo, portal: BlockingPortal, hits: Hits) -> None:
+    def __init__(
+        self,
+        info: ServerInfo,
+        portal: BlockingPortal,
+        hits: Hits,
+        clock: ManualClock | None = None,
+    ) -> None:
+        self._clock = None if clock is None else ServerClock(clock, portal)
+        self.data_dir = Path(info.data_dir)
+        self.inbox = info.inbox
+        self.dev_token = info.dev_token
         self.base_url = info.api
         self.api_key = API_KEY
         self.hits = hits
         self._portal = portal
+
+    @property
+    def clock(self) -> ServerClock:
+        """Return the clock of a server that was started with `clock="manual"`. Raises TypeError for
+        another."""
+        if self._clock is None:
+            raise TypeError("this server runs on the system's clock: start it with clock='manual'")
+        return self._clock
 
     def url(self, path: str = "", **behaviour: str | bytes | float | bool) -> str:
         """Return a URL whose scrape the fake gateway answers as the keywords say.
@@ -89,10 +161,12 @@ class ConveyorServer:
 
     def drain(self, timeout: float = 10.0) -> None:
         """Wait until the work for `api_key` is done: each run has ended, or belongs to an open job
-        whose tasks have all ended.
+        whose tasks have all ended. A manual clock is moved over backoffs.
 
         Raises TimeoutError after `timeout` seconds.
         """
+        if self._clock is not None:
+            self._clock.run_until_idle()
         self._portal.call(self._drained, timeout)
 
     async def _drained(self, timeout: float) -> None:
@@ -125,11 +199,36 @@ def _describe(run: RunReply) -> str:
 
 
 @contextmanager
-def conveyor_server(data_dir: Path, **settings: Any) -> Iterator[ConveyorServer]:
+def conveyor_server(
+    data_dir: Path, *, clock: str = "system", clock_start: str = "", **settings: Any
+) -> Iterator[ConveyorServer]:
     """Run a server for one test on a free port, silent, over the fake gateway, without the
-    environment's settings; `settings` are fields of `Settings`."""
-    defaults: dict[str, Any] = {"port": 0, "shutdown_grace": 0.0, "retry_base": 0.01}
+    environment's settings; `settings` are fields of `Settings`.
+
+    With `clock="manual"` the test moves its clock, which starts at `clock_start`, by default the
+    present; attempts then wait as long as in production.
+    """
+    made = ClockChoice(clock, clock_start).make()
+    manual = made if isinstance(made, ManualClock) else None
+    defaults: dict[str, Any] = {"port": 0, "shutdown_grace": 0.0}
+    if manual is None:
+        defaults["retry_base"] = 0.01
     chosen = load({}, data_dir=str(data_dir), **{**defaults, **settings})
-    gateway = FakeGateway(SystemClock())
-    with serving(chosen, gateway=gateway) as (info, portal):
-        yield ConveyorServer(info, portal, gateway.hits)
+    gateway = FakeGateway(made) if manual is None else _NotedGateway(manual)
+    with serving(chosen, gateway=gateway, clock=made) as (info, portal):
+        server = ConveyorServer(info, portal, gateway.hits, manual)
+        if manual is not None:
+            server.clock.advance()
+        yield server
+
+
+class _NotedGateway(FakeGateway):
+    """The fake gateway, with each call in the journal of the clock."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self._noted = clock
+
+    def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
+        self._noted.note("call", f"{request.method} {request.url}")
+        return super().scrape(request)

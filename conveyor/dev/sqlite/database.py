@@ -28,6 +28,7 @@ import msgspec
 from conveyor.dev.sqlite.schema import check_version
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import fnv32a
+from conveyor.ports.idle import OpenWork, turn
 from conveyor.ports.records import RunWrites
 
 _BUSY_TIMEOUT = 5.0
@@ -212,6 +213,7 @@ T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
 Batch = Callable[[sqlite3.Connection, list[Any]], list[Any]]
 
+OPERATIONS = "operations of the database"
 _MOST_WRITES = 1_000
 _MOST_READS = 8
 
@@ -287,13 +289,17 @@ class Database:
         writer: Connection,
         readers: Sequence[Connection],
         after_writes: Callable[[], None] = lambda: None,
+        *,
+        work: OpenWork | None = None,
     ) -> None:
         self.rows_read = 0
         self.rows_returned = 0
         self.file = DatabaseFile(path)
         self._connections = [*readers, writer]
-        self._writes = _Lane([writer], _commit, self.file, most=_MOST_WRITES, after=after_writes)
-        self._reads = _Lane(readers, _read, self.file, most=_MOST_READS)
+        self._writes = _Lane(
+            [writer], _commit, self.file, most=_MOST_WRITES, after=after_writes, work=work
+        )
+        self._reads = _Lane(readers, _read, self.file, most=_MOST_READS, work=work)
 
     async def write(self, operation: Operation[T]) -> T:
         """Run one operation inside the next group; its writes are durable once this returns.
@@ -372,10 +378,12 @@ class _Lane:
         *,
         most: int,
         after: Callable[[], None] = lambda: None,
+        work: OpenWork | None = None,
     ) -> None:
         self.groups = 0
         self.operations = 0
         self._after = after
+        self._work = work
         self._execute = execute
         self._file = file
         self._most = most
@@ -410,12 +418,21 @@ class _Lane:
                 self._idle.append(idle)
                 await idle
                 continue
-            group = self._take()
-            results = await self._run(connection, group)
-            self.groups += 1
-            self.operations += sum(len(queued.items) for queued in group)
-            _deliver(group, results)
-            self._after()
+            if self._work is None:
+                await self._serve(connection)
+                continue
+            async with turn(self._work, OPERATIONS):
+                # Another connection may have taken them meanwhile.
+                if self._queued:
+                    await self._serve(connection)
+
+    async def _serve(self, connection: Connection) -> None:
+        group = self._take()
+        results = await self._run(connection, group)
+        self.groups += 1
+        self.operations += sum(len(queued.items) for queued in group)
+        _deliver(group, results)
+        self._after()
 
     async def _run(self, connection: Connection, group: list[_Queued]) -> list[Any]:
         attempts = 0

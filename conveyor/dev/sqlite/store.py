@@ -27,6 +27,7 @@ from conveyor.dev.sqlite.sweeping import SqliteSweeping
 from conveyor.dev.sqlite.tasks import SqliteTasks
 from conveyor.domain.api_keys import KeySealer, UnsealError, fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.idle import OpenWork
 from conveyor.records.blob_keys import lifecycle_class, result_key
 
 _LIVE = """(
@@ -208,7 +209,12 @@ def _undo_unbegun(connection: sqlite3.Connection, begun: BegunCalls) -> None:
 
 
 async def open_store(
-    path: Path, *, now: int, max_readers: int = 2, may_be_new: bool = True
+    path: Path,
+    *,
+    now: int,
+    max_readers: int = 2,
+    may_be_new: bool = True,
+    work: OpenWork | None = None,
 ) -> SqliteStore:
     """Open the store of a file, or create it where it `may_be_new`. Claims stay as they are until
     `void_claims`.
@@ -237,7 +243,10 @@ async def open_store(
             readers.append(await open_reader(path))
             opened.push_async_callback(readers[-1].close)
         opened.pop_all()
-    database = Database(path, writer, readers, notes.pass_on)
+    return _store(path, Database(path, writer, readers, notes.pass_on, work=work), notes)
+
+
+def _store(path: Path, database: Database, notes: WriteNotes) -> SqliteStore:
     return SqliteStore(
         path,
         database,

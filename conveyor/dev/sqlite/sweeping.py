@@ -56,7 +56,7 @@ _NEEDED = """
 """
 """Finds a run that has not ended and draws bodies from this one, or is about to copy its rows."""
 
-_ENDED = """
+ENDED_RUNS = """
     SELECT job_id, run_id, ended_at, result_ttl_days, swept, queue_dropped, due_at FROM (
         SELECT *, CASE WHEN NOT queue_dropped THEN ended_at + :ended_for
             WHEN NOT swept THEN ended_at + result_ttl_days * :day
@@ -139,7 +139,9 @@ class SqliteSweeping(Sweeping):
             "day": _DAY,
             "ended_for": ENDED_FOR,
         }
-        rows = await self._database.read(lambda reader: reader.execute(_ENDED, values).fetchall())
+        rows = await self._database.read(
+            lambda reader: reader.execute(ENDED_RUNS, values).fetchall()
+        )
         return [
             EndedRun(job_id, run_id, ended_at, ttl_days, bool(swept), bool(dropped), due_at)
             for job_id, run_id, ended_at, ttl_days, swept, dropped, due_at in rows

@@ -1,0 +1,286 @@
+"""A clock that is moved by hand: it waits for open work, stops where something is due, and passes
+over loops that only look."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+import uvloop
+
+from conveyor.clock import ManualClock, WorkCounter
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.clock import Clock
+from conveyor.ports.idle import Due, counted, turn
+
+START = 1_800_000_000_000
+DAY = 86_400.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run on asyncio's own loop, the only one on which such a clock runs."""
+    return "asyncio"
+
+
+class Looker:
+    """A loop that looks each `every` seconds."""
+
+    def __init__(self, clock: Clock, every: float) -> None:
+        self.looks: list[float] = []
+        self._clock = clock
+        self._every = every
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self._clock.sleep(self._every)
+            self.looks.append(self._clock.monotonic())
+
+
+@asynccontextmanager
+async def _running(*lookers: Looker) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as group:
+        for looker in lookers:
+            group.start_soon(looker.run)
+        await anyio.lowlevel.checkpoint()
+        yield
+        group.cancel_scope.cancel()
+
+
+async def test_a_sleeper_is_woken_at_its_instant() -> None:
+    clock = ManualClock(start=START)
+    worked = Looker(clock, 600.0)
+    async with _running(worked):
+        await clock.advance(3_600)
+    assert worked.looks == [600.0 * step for step in range(1, 7)]
+    assert clock.now() == START + 3_600_000
+
+
+async def test_forty_days_without_anything_due_wake_each_looking_loop_once() -> None:
+    clock = ManualClock(start=START)
+    lookers = [Looker(clock.looks, every) for every in (0.25, 5.0, 60.0)]
+    async with _running(*lookers):
+        await clock.advance(40 * DAY)
+        assert [looker.looks for looker in lookers] == [[40 * DAY]] * 3
+    assert clock.wakes == 3
+
+
+async def test_a_looking_loop_finds_what_is_due_in_its_usual_time() -> None:
+    clock = ManualClock(start=START)
+    done: list[float] = []
+
+    async def due() -> Sequence[Due]:
+        return [] if done else [Due(DAY - clock.monotonic(), "thing", is_work=True)]
+
+    async def look() -> None:
+        while True:
+            await clock.looks.sleep(5.0)
+            # It ticks twice before it does what it finds.
+            if clock.monotonic() >= DAY + 5.0 and not done:
+                done.append(clock.monotonic())
+
+    clock.watch(due)
+    async with anyio.create_task_group() as group:
+        group.start_soon(look)
+        await clock.advance(2 * DAY)
+        group.cancel_scope.cancel()
+    assert done == [DAY + 5.0]
+    assert clock.wakes <= 4
+
+
+async def test_an_advance_waits_for_work_in_threads() -> None:
+    clock = ManualClock(start=START)
+    release, ended = threading.Event(), False
+
+    async def work() -> None:
+        nonlocal ended
+        with counted(clock.work, "exports"):
+            await anyio.to_thread.run_sync(release.wait)
+        ended = True
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work)
+        await anyio.lowlevel.checkpoint()
+        timer = threading.Timer(0.05, release.set)
+        timer.start()
+        await clock.advance(10)
+        assert ended
+    timer.join()
+
+
+async def test_a_clock_that_does_not_come_to_rest_says_what_keeps_it() -> None:
+    clock = ManualClock(start=START, rest_within=0.05)
+    with counted(clock.work, "calls of the gateway"), pytest.raises(ConveyorError) as caught:
+        await clock.advance(10)
+    assert caught.value.code is ErrorCode.CONFLICT
+    assert "1 calls of the gateway" in caught.value.detail
+    await clock.advance(10)
+    assert clock.monotonic() == 10.0
+
+
+async def test_a_task_that_never_waits_is_told_apart_from_open_work() -> None:
+    clock = ManualClock(start=START, rest_within=0.05)
+
+    async def spin() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(spin)
+        with pytest.raises(ConveyorError, match="tasks of the server go on running"):
+            await clock.advance(10)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seconds", [-0.001, -3_600.0, 400 * DAY + 1, float("inf"), float("nan")])
+async def test_a_move_beyond_its_bounds_is_refused(seconds: float) -> None:
+    clock = ManualClock(start=START)
+    with pytest.raises(ConveyorError) as caught:
+        await clock.advance(seconds)
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    assert clock.now() == START
+
+
+async def test_the_wall_clock_alone_is_shifted() -> None:
+    clock = ManualClock(start=START)
+    await clock.shift_wall(-3_600)
+    assert (clock.now(), clock.monotonic()) == (START - 3_600_000, 0.0)
+    with pytest.raises(ConveyorError):
+        await clock.shift_wall(401 * DAY)
+    with pytest.raises(ConveyorError, match="past"):
+        await clock.advance_to(clock.now() - 1)
+
+
+async def test_a_run_until_idle_leaves_the_calendar_to_its_time() -> None:
+    clock = ManualClock(start=START)
+    done: list[str] = []
+
+    async def due() -> Sequence[Due]:
+        later = Due(10 * DAY - clock.monotonic(), "schedules", is_work=False)
+        work = Due(DAY - clock.monotonic(), "tasks", is_work=True)
+        return [later] if done else [later, work]
+
+    async def look() -> None:
+        while True:
+            await clock.looks.sleep(5.0)
+            if clock.monotonic() >= DAY:
+                done.append("work")
+
+    clock.watch(due)
+    async with anyio.create_task_group() as group:
+        group.start_soon(look)
+        await clock.run_until_idle()
+        group.cancel_scope.cancel()
+    assert done == ["work"]
+    assert clock.monotonic() == DAY
+
+
+async def test_work_that_never_ends_is_told() -> None:
+    clock = ManualClock(start=START)
+
+    async def due() -> Sequence[Due]:
+        return [Due(DAY, "heartbeats", is_work=True)]
+
+    clock.watch(due)
+    with pytest.raises(ConveyorError, match="heartbeats") as caught:
+        await clock.run_until_idle()
+    assert caught.value.code is ErrorCode.CONFLICT
+
+
+async def test_turns_come_one_at_a_time_in_the_order_in_which_they_were_asked_for() -> None:
+    work = WorkCounter()
+    order: list[str] = []
+
+    async def call(name: str, seconds: float) -> None:
+        async with turn(work, "operations"):
+            order.append(f"{name} begins")
+            await anyio.to_thread.run_sync(threading.Event().wait, seconds)
+        order.append(f"{name} ends")
+
+    async with anyio.create_task_group() as group:
+        for name, seconds in (("slow", 0.03), ("quick", 0.0), ("third", 0.01)):
+            group.start_soon(call, name, seconds)
+        await anyio.lowlevel.checkpoint()
+        assert work.count == 3
+    assert order == [
+        f"{name} {what}" for name in ("slow", "quick", "third") for what in ("begins", "ends")
+    ]
+    assert work.count == 0
+
+
+async def test_a_turn_that_is_cancelled_lets_the_next_one_in() -> None:
+    work = WorkCounter()
+    async with turn(work, "operations"):
+        with anyio.move_on_after(0) as scope:
+            await work.take_turn("operations")
+        assert scope.cancelled_caught
+        assert work.count == 1
+    async with turn(work, "operations"):
+        assert work.count == 1
+    assert work.count == 0
+
+
+async def test_a_restart_goes_on_from_the_instant_and_the_ids(tmp_path: Path) -> None:
+    clock = ManualClock(start=START)
+    clock.keep_in(tmp_path / "clock")
+    ids = [clock.new_id() for _ in range(3)]
+    await clock.advance(DAY)
+    ids += [clock.new_id(), clock.requests.new_id()]
+    clock.save()
+    again = ManualClock(start=START)
+    again.keep_in(tmp_path / "clock")
+    assert again.now() == START + 86_400_000
+    ids.append(again.new_id())
+    assert len(set(ids)) == len(ids)
+    assert ids[-1] > max(ids[:-1])
+
+
+async def test_a_clock_that_was_killed_in_a_move_goes_back_to_nothing_that_was_stored(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(start=START)
+    clock.keep_in(tmp_path / "clock")
+    reached: list[int] = []
+
+    async def note() -> None:
+        await clock.sleep(DAY)
+        killed = ManualClock(start=START)
+        killed.keep_in(tmp_path / "clock")
+        reached.extend((clock.now(), killed.now()))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(note)
+        await clock.advance(2 * DAY)
+    assert reached[1] >= reached[0]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"now": "x", "last_id": "0", "boots": 0}', "[1]"])
+async def test_a_damaged_file_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "clock").write_text(text)
+    with pytest.raises(ConveyorError, match="damaged"):
+        ManualClock(start=START).keep_in(tmp_path / "clock")
+
+
+def test_a_loop_that_hides_what_can_run_is_refused(tmp_path: Path) -> None:
+    async def keep() -> None:
+        ManualClock(start=START).keep_in(tmp_path / "clock")
+
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        pytest.raises(ConveyorError, match="event loop"),
+    ):
+        runner.run(keep())
+
+
+async def test_secrets_come_from_the_operating_system() -> None:
+    tokens = {clock.token(16) for clock in (ManualClock(start=START), ManualClock(start=START))}
+    assert len(tokens) == 2
+    ids = {ManualClock(start=START).new_id() for _ in range(2)}
+    assert len(ids) == 1
