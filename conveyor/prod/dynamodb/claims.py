@@ -35,7 +35,8 @@ from conveyor.prod.dynamodb.client import (
     contention_error,
 )
 from conveyor.prod.dynamodb.counters import Counters
-from conveyor.prod.dynamodb.run_rows import TRIES, RunPlace, RunReads, RunRow
+from conveyor.prod.dynamodb.run_reads import RunReads
+from conveyor.prod.dynamodb.run_rows import TRIES, RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
     ClaimState,
@@ -149,6 +150,7 @@ class Claims:
         task = read_task(call.place.run_id, item)
         row = await self._live_run(call.place)
         if row is not None and row.contains_index(task.index):
+            self._counters.note_claim(call.place, call.task_id, call.claimed_until)
             return Claimed(task)
         # Nobody saw this claim, so the row gets its old claim number back.
         await self._write_ignoring_refusal(

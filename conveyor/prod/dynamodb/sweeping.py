@@ -6,8 +6,8 @@ Rows of a newer shape are left to a process that knows it, damaged ones to whoev
 - `due_rows` and `due_keys` merge rows of shards, and entries of index partitions, in one order.
 - `Leftovers` completes writes of several steps that were cut off: intents without a run, additions
   that were never counted, pins of runs that are gone, and ended runs with uncounted rows. Each gets
-  15 minutes first, longer than any call takes. It also recounts runs whose row holds too many
-  `sequences`.
+  15 minutes first, longer than any call takes. It also folds what processes have counted that are
+  gone.
 - `EndedRuns` finds runs that have ended together with all runs that draw on them, and expires them.
 """
 
@@ -41,7 +41,8 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
-from conveyor.prod.dynamodb.counters import has_too_many_sequences, recount, recount_at
+from conveyor.prod.dynamodb.counter_folds import fold_items
+from conveyor.prod.dynamodb.recount import recount, recount_at
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
@@ -247,10 +248,8 @@ class Leftovers:
             done += await self._cancel_reservations(row, since, now)
             if not row.live:
                 self._live.discard(row.place.key)
-            # Other runs are recounted once they are quiet.
-            if row.run.status is RunStatus.PENDING and has_too_many_sequences(row):
-                step_name = f"forgetting the sequences of run {row.place.run_id}"
-                await _attempt(step_name, self._recount(row, now))
+            step_name = f"folding the counters of run {row.place.run_id}"
+            await _attempt(step_name, self._fold(row, now))
         return done
 
     async def _cancel_reservations(
@@ -268,8 +267,8 @@ class Leftovers:
                 self._runs.add(key)
         return done
 
-    async def _recount(self, row: RunRow, now: int) -> bool:
-        return (await recount_at(self._records, row.place, now=now)).done
+    async def _fold(self, row: RunRow, now: int) -> bool:
+        return await fold_items(self._records, row, now=now) > 0
 
     async def _cancel_reservation(self, row: RunRow, start: str, now: int) -> bool:
         """Cancel one addition, or continue where that was cut off."""
@@ -543,6 +542,8 @@ def _has_ended(row: RunRow) -> bool:
     return not row.live and not row.run.ingesting
 
 
+SUMS_AT_ONCE = 16
+"""Runs whose counters the sweep adds up at a time."""
 CLOCKS_APART = 60_000
 """Milliseconds by which a lease may outlast one taken now. A longer one was taken before a clock
 was set back, and does not count."""
@@ -587,14 +588,26 @@ class DynamoSweeping:
 
         await for_each(find, all_partitions("active"))
         items = await self._table.get_many(found)
-        quiet = [
-            QuietRun(row.run.job_id, row.run.run_id, row.run.updated_at)
+        quiet: list[QuietRun] = []
+
+        async def look(row: RunRow) -> None:
+            # Counting leaves the row alone: its items tell whether the run is quiet.
+            try:
+                run = (await self._records.summed(row)).run
+            except UnreadableRow:
+                return
+            if run.updated_at < before:
+                quiet.append(QuietRun(run.job_id, run.run_id, run.updated_at))
+
+        rows = [
+            row
             for row in decode_intact(read_run_row, items.values())
             if row.run.status is RunStatus.RUNNING
             and not row.run.paused
             and not row.run.ingesting
             and row.run.updated_at < before
         ]
+        await for_each(look, rows, limit=SUMS_AT_ONCE)
         return sorted(quiet, key=lambda run: (run.updated_at, run.run_id))
 
     async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
