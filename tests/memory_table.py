@@ -7,13 +7,12 @@ over the emulators hold the same adapters to the real expressions.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from decimal import Decimal
 from math import ceil
-from random import Random  # noqa: TID251  (seeded: the faults of tests)
+from random import Random
 from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -234,6 +233,7 @@ class MemoryTable:
         self.throttled = 0
         self.random = Random(seed)
         self._by_partition: dict[str, set[str]] = {}
+        self._sizes: dict[Place, int] = {}
         self._seconds = seconds
         self._sleep = sleep
 
@@ -271,7 +271,7 @@ class MemoryTable:
         match operation:
             case "get_item":
                 found = self.items.get(_place(parameters["Key"]))
-                return {} if found is None else {"Item": copy.deepcopy(found)}
+                return {} if found is None else {"Item": found}
             case "query":
                 return self._query(parameters)
             case "transact_write_items":
@@ -284,7 +284,7 @@ class MemoryTable:
                 place = _place(parameters["Key"])
                 self._check(parameters, place)
                 self._set(place, updated(parameters, self.items.get(place)))
-                return {"Attributes": copy.deepcopy(self.items[place])}
+                return {"Attributes": self.items[place]}
             case _:
                 raise AssertionError(operation)
 
@@ -295,7 +295,9 @@ class MemoryTable:
             raise AwsRefused("ConditionalCheckFailedException", "", item=old)
 
     def _set(self, place: Place, item: Tagged) -> None:
-        self.items[place] = copy.deepcopy(item)
+        # No caller changes what is in an item.
+        self.items[place] = item
+        self._sizes[place] = size_of(item)
         self._by_partition.setdefault(place[0], set()).add(place[1])
 
     def _query(self, parameters: Parameters) -> dict[str, Any]:
@@ -304,7 +306,7 @@ class MemoryTable:
         begin = values.get(":begin", {"S": ""})["S"]
         keys = sorted(self._by_partition.get(partition, ()))
         found = [self.items[partition, key] for key in keys if key.startswith(begin)]
-        return {"Items": copy.deepcopy(found), "ScannedCount": len(found)}
+        return {"Items": found, "ScannedCount": len(found)}
 
     def _transact(self, parameters: Parameters) -> dict[str, Any]:
         parts = [next(iter(part.items())) for part in parameters["TransactItems"]]
@@ -334,13 +336,12 @@ class MemoryTable:
         """The units that a call takes of each partition key."""
         taken: Counter[tuple[str, str]] = Counter()
         if operation == "query":
-            answer = self._query(parameters)
-            read = sum(map(size_of, answer["Items"]))
+            read = sum(self._sizes[_place(item)] for item in self._query(parameters)["Items"])
             key = parameters["ExpressionAttributeValues"][":partition"]["S"]
             taken["r", key] += max(1, ceil(read / 4_096))
         elif operation == "get_item":
             place = _place(parameters["Key"])
-            taken["r", place[0]] += max(1, ceil(size_of(self.items.get(place, {})) / 4_096))
+            taken["r", place[0]] += max(1, ceil(self._sizes.get(place, 0) / 4_096))
         elif operation == "transact_write_items":
             for part in parameters["TransactItems"]:
                 [body] = part.values()
@@ -351,7 +352,7 @@ class MemoryTable:
 
     def _demand_write(self, taken: Counter[tuple[str, str]], body: Parameters, times: int) -> None:
         place = _place(body["Item"] if "Item" in body else body["Key"])
-        size = max(size_of(body.get("Item", {})), size_of(self.items.get(place, {})))
+        size = max(size_of(body.get("Item", {})), self._sizes.get(place, 0))
         taken["w", place[0]] += times * max(1, ceil(size / 1_024))
 
 

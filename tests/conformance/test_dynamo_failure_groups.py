@@ -34,7 +34,7 @@ from conveyor.prod.dynamodb.run_rows import new_run_item
 from conveyor.prod.dynamodb.schema import GROUPS_SHAPE, ROW_SHAPE, failure_group_key, run_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, TRANSACT, Ingests, away, open_ingests, plan
-from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench, settles
+from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench
 from tests.conformance.world import CALLER, F, P, S, World
 
 pytestmark = pytest.mark.extended

@@ -88,9 +88,10 @@ async def test_a_recount_that_missed_a_row_is_made_again(bench: TableBench, one:
     await written.met.wait()
     [item] = await bench.items(run_id)
     assert item.closed
+    added = bench.seam.acquire_or_renew(additions)
     settling = asyncio.create_task(one.settle(task, one.success(task)))
-    while sum(additions(*call) for call in bench.seam.calls) < 2:
-        await asyncio.sleep(0.01)  # noqa: TID251  (real calls under way)
+    await added.met.wait()
+    added.gate.set()
     written.gate.set()
     row = await recounting
     assert row is not None

@@ -209,7 +209,7 @@ async def test_additions_to_one_run_keep_their_distance(bench: TableBench) -> No
     while not settled.done():
         # Claims read the run apart in time as well.
         await bench.clock.advance(0.01)
-        await asyncio.sleep(0.01)  # noqa: TID251  (real calls under way)
+        await asyncio.sleep(0.01)
     await bench.clock.advance(4.9 - (bench.clock.monotonic() - began))
     assert sum(additions(*call) for call in bench.seam.calls) == 1
     await bench.clock.advance(0.1)

@@ -4,6 +4,7 @@ capacity of DynamoDB's partitions."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,10 +228,8 @@ class Fleet:
         due = [one for one in self.late if one[0] <= now]
         self.late[:] = [one for one in self.late if one[0] > now]
         for _, operation, parameters in due:
-            try:
+            with suppress(AwsRefused):
                 self.table.apply(operation, parameters)
-            except AwsRefused as refused:
-                assert refused.is_condition
 
     def is_ended(self, index: int) -> bool:
         """Tell whether a task has ended."""

@@ -169,6 +169,7 @@ def test_a_process_that_is_frozen_for_ten_minutes_counts_what_it_ended(
     in_virtual_time(test)
 
 
+@pytest.mark.extended
 def test_recounts_and_folds_that_cross_flushes_and_reads_lose_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,14 +1,14 @@
 """The counters that a process keeps of the runs it works, written to an item of its own a run.
 
-**Flushes.** A settlement changes its row first. `Counters` then writes the item of this process with
-all that it has counted in the run, together with the settlements that come meanwhile. The values are
-absolute and carry a number that grows, so no answer has to be known: the next flush says it all
-again. Each settlement has the epoch known before its row moved.
+**Flushes.** A settlement changes its row first. `Counters` then writes the item of this process
+with all that it has counted in the run, together with the settlements that come meanwhile. The
+values are absolute and carry a number that grows, so no answer has to be known: the next flush says
+it all again. Each settlement has the epoch known before its row moved.
 
-**Items.** An item is opened under the condition that the run has that epoch and no recount has begun.
-If a recount closes it, the process drops what the item lacks, since the recount may have counted it,
-and has the run recounted; where the recount counted nothing, it goes on in the next epoch with what
-the item lacks. If the item has moved to the base, the process goes on in another one.
+**Items.** An item is opened only while the run has that epoch and no recount has begun. If a
+recount closes it, the process drops what the item lacks, since the recount may have counted it, and
+has the run recounted; where the recount counted nothing, it goes on in the next epoch with what the
+item lacks. If the item has moved to the base, the process goes on in another one.
 
 **Looks.** A process that may have settled the last task reads row and items after its flush, and
 writes the status that follows. Of two that cross, at least one sees both. Such a process has no

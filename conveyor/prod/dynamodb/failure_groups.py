@@ -1,9 +1,10 @@
 """The items of failure groups: the first failure of each group of a run, beside the run's place.
 
 The count of a group, and the instant of the failure that was counted last, lie where `failed` is
-counted, and move with it. The item is written before its group is counted for the first time, so a reader
-who finds a count finds the item too. An item whose group was not counted in the end is not shown. A
-count whose item cannot be read is not shown either: its tasks count among those of no group.
+counted, and move with it. The item is written before its group is counted for the first time, so a
+reader who finds a count finds the item too. An item whose group was not counted in the end is not
+shown. A count whose item cannot be read is not shown either: its tasks count among those of no
+group.
 """
 
 from __future__ import annotations

@@ -118,10 +118,7 @@ async def find_ingest_row(records: DynamoRunRows, run_id: str) -> IngestRow | No
 async def ingest_row_at(records: DynamoRunRows, place: RunPlace) -> IngestRow | None:
     """Read a run strongly by its place; None if it is gone."""
     item = await records.table.get(place.key)
-    if item is None:
-        return None
-    known = read_ingest_row(item)
-    return known._replace(row=await records.summed(known.row))
+    return None if item is None else read_ingest_row(item)
 
 
 @decodes_row
@@ -218,6 +215,7 @@ async def finish_ingestion(records: DynamoRunRows, run_id: str, *, now: int) -> 
         run = known.row.run
         if not run.ingesting:
             return run.status
+        known = known._replace(row=await records.summed(known.row))
         counts = await _final_counts(records, known)
         if run.rerun_of is not None and run.ingest is not None and run.ingest.statuses is None:
             # All rows start afresh, so the run needs no body of its source.
@@ -226,7 +224,9 @@ async def finish_ingestion(records: DynamoRunRows, run_id: str, *, now: int) -> 
             after = await records.change(known.row, _finish_change(known, counts), now=now)
         except RunVersionConflict:
             continue
-        return (await records.write_late_status(after, now=now)).run.status
+        # What was counted before that write found a run that still ingests.
+        latest = await records.summed_anew(after)
+        return (await records.write_late_status(latest, now=now)).run.status
     raise contention_error()
 
 
@@ -236,7 +236,7 @@ async def repair_late_rows(
     """Repair the count after the checkpoint refused rows that are written already. Return whether
     the run still ingests, so that the caller may try again."""
     for _ in range(TRIES):
-        row = await records.read_at(place)
+        row = await records.read_bare(place)
         if row is None or row.run.status is RunStatus.DELETED:
             await records.table.delete_many(written.keys)
             return False

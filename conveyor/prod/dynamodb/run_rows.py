@@ -2,9 +2,9 @@
 
 `RunPlaces` finds the key of a run by its id and caches it, since a place never changes.
 `DynamoRunRows` reads runs strongly and writes a `Change` under an optimistic lock, the row's
-`version`. The row holds the base of the counters; what processes have counted lies in items of their
-own (`counter_sums`), so counting never touches the row. Reads of a live run add up both. The row of
-an ended run carries the sum.
+`version`. The row holds the base of the counters; what processes have counted lies in items of
+their own (`counter_sums`), so counting never touches the row. Reads of a live run add up both. The
+row of an ended run carries the sum.
 
 Whoever ends a run makes its outbox entries due right after, by a second write each. If a crash
 loses that write, the entry keeps its earlier due time, and its next delivery sees the end.
@@ -147,6 +147,8 @@ GROUPS = "failure_groups"
 """The map of failure groups; absent without one."""
 COUNTED = "counted"
 """The values of all items together, on the row of an ended run; absent before."""
+SUMS = "sums"
+"""The number of writes of that sum."""
 RECOUNTING = "recounting"
 """The token of the recount that closes the items of the epoch; absent without one."""
 
@@ -178,7 +180,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     `counted`, which lacks items of processes unless `is_summed`; `processes` is the number of those
     items. They are spread over `parts` partitions. `counter_epoch` is raised by every absolute
     write of the counters; `carried` tells that the last one took over the sum of the epoch before,
-    `folds` how often items have moved into the base. `recounting` is the token of a recount that
+    `folds` how often items have moved into the base, `sums` how often the sum was written on the
+    row. `recounting` is the token of a recount that
     closes items. `reserved` holds additions that are not counted yet, as number of tasks by first
     index; `given_up` those that never will be. `ended_at` is 0 before the end. `subscribers`: an
     outbox entry for each waits for the end. `unsettled`: rows may change or appear, uncounted,
@@ -199,6 +202,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 0
     parts: int = 1
     folds: int = 0
+    sums: int = 0
     carried: bool = False
     recounting: str = ""
     reserved: dict[str, int] = {}
@@ -268,6 +272,7 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
         "counter_epoch": 0,
         "counter_parts": parts_of(job.max_inflight),
         "folds": 0,
+        SUMS: 0,
         "reserved": {},
         "queue_generation": 0,
         "ingesting": run.ingesting,
@@ -377,6 +382,7 @@ def read_run_row(item: Item) -> RunRow:
         groups=base.groups,
         parts=item["counter_parts"],
         folds=item["folds"],
+        sums=item[SUMS],
         carried=item.get("carried", False),
         recounting=item.get(RECOUNTING, ""),
         reserved=item.get("reserved", {}),
@@ -496,9 +502,10 @@ class Change(NamedTuple):
     """One change of a run's row under its version: attributes to set, add and remove.
 
     `status`, `paused`, `ingesting` and `unsettled` bring the index keys, times and `ended_at`
-    along; a run that is cut short becomes unsettled. A change that ends or settles a run carries the
-    sum of its items. Only a change that raises `counter_epoch` or `folds` may set counters. An entry of `removes` that begins with "#" is a path of placeholders; `values`
-    defines these, and those of the condition.
+    along; a run that is cut short becomes unsettled. A change that ends or settles a run carries
+    the sum of its items. Only a change that raises `counter_epoch` or `folds` may set counters. An
+    entry of `removes` that begins with "#" is a path of placeholders; `values` defines these, and
+    those of the condition.
     """
 
     status: RunStatus | None = None
@@ -605,10 +612,21 @@ class DynamoRunRows:
             if summed.counted == row.counted:
                 return summed
             try:
-                counted = Change(sets={COUNTED: encode_values(summed.counted)})
-                return await self.change(summed, counted, now=summed.run.updated_at)
-            except RunVersionConflict:
+                # The version stays: no decision about an ended run depends on this.
+                await self.table.update(
+                    place.key,
+                    f"SET {COUNTED} = :counted, {SUMS} = :sums",
+                    condition=f"counter_epoch = :epoch AND {SUMS} = :seen",
+                    counted=encode_values(summed.counted),
+                    sums=row.sums + 1,
+                    epoch=row.counter_epoch,
+                    seen=row.sums,
+                )
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
                 continue
+            return summed
         raise contention_error()
 
     async def make_end_due(self, row: RunRow) -> None:
@@ -629,9 +647,12 @@ class DynamoRunRows:
     def expression(self, row: RunRow, change: Change, *, now: int, token: str) -> Expression:
         """Build the update expression of a change, its condition and values."""
         at = max(row.run.updated_at, now)
-        counted = {COUNTED: encode_values(row.counted)} if change.carries_sum else {}
+        sum_of_items: dict[str, Plain] = {
+            COUNTED: encode_values(row.counted),
+            SUMS: row.sums + 1,
+        }
         sets: dict[str, Plain] = {
-            **counted,
+            **(sum_of_items if change.carries_sum else {}),
             **change.sets,
             "updated_at": at,
             "version": row.run.version + 1,
@@ -649,6 +670,9 @@ class DynamoRunRows:
         if removes:
             update += " REMOVE " + ", ".join(f"#{name.lstrip('#')}" for name in removes)
         condition = "#version = :known_version"
+        if change.carries_sum:
+            condition += f" AND {SUMS} = :seen_sums"
+            values["seen_sums"] = row.sums
         if change.condition:
             condition += f" AND ({change.condition})"
         return Expression(update, condition, values)
