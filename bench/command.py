@@ -69,7 +69,7 @@ SCENARIOS = {
         "What do traces cost a task?",
         repeats=7,
         tasks=20_000,
-        rows=("not installed", "installed, off", "a ratio of 0.01"),
+        rows=("not installed", "installed but off", "a ratio of 0.01"),
     ),
     "results_page": Entry(
         "How long does a page of results take?",
@@ -135,7 +135,7 @@ SCENARIOS = {
     "fleet": Entry(
         "What does a fleet receive for each task that it gets done?",
         tasks=1_000,
-        rows=("gate off", "gate on"),
+        rows=("gate off", "gate on", "scale"),
     ),
 }
 """The scenarios of `python -m bench NAME`."""

@@ -19,7 +19,7 @@ from bench.fake_targets import small
 from bench.harness import Figure, Options, Ratio, Row, Scenario, Spread, judged_row, median
 from bench.rounds import take_rounds
 
-WITHOUT, OFF, SAMPLED = "not installed", "installed, off", "a ratio of 0.01"
+WITHOUT, OFF, SAMPLED = "not installed", "installed but off", "a ratio of 0.01"
 ROWS = (WITHOUT, OFF, SAMPLED)
 Turn = Mapping[str, Drained]
 
