@@ -12,13 +12,14 @@ loses that write, the entry keeps its earlier due time, and its next delivery se
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
 from cachetools import LRUCache
 
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.model import (
     Ingest,
     IngestStatus,
@@ -42,6 +43,7 @@ from conveyor.prod.dynamodb.client import (
     Plain,
     Query,
     Table,
+    UnreadableRow,
     conflicting_item,
     contention_error,
     decode_intact,
@@ -486,6 +488,8 @@ async def list_run_rows(
 
 TRIES = 20
 """Lost races after which an optimistic write gives up."""
+SUMS_AT_ONCE = 16
+"""Runs whose counters are added up at a time."""
 SUM_TRIES = 4
 """Sums that pass the total of their run after which the last one is taken as it is."""
 
@@ -558,6 +562,20 @@ class DynamoRunRows:
     async def summed(self, row: RunRow) -> RunRow:
         """Add up the items of a run that was just read, unless its row carries their sum."""
         return row if row.is_summed else await self.summed_anew(row)
+
+    async def summed_all(self, rows: Iterable[RunRow]) -> dict[Key, RunRow]:
+        """Add up the items of runs that were just read, several at a time; leave out those of
+        which an item is unreadable. Returns the rows by key, in the same order."""
+        found = {row.place.key: row for row in rows}
+
+        async def add_up(key: Key) -> None:
+            try:
+                found[key] = await self.summed(found[key])
+            except UnreadableRow:
+                del found[key]
+
+        await for_each(add_up, list(found), limit=SUMS_AT_ONCE)
+        return found
 
     async def summed_anew(self, row: RunRow) -> RunRow:
         """Add up the items of a run that was just read, whatever its row carries.

@@ -520,7 +520,7 @@ class RecentChanges:
         items = await self._table.get_many([entry.key for entry in entries])
         self._table.records_read += len(items)
         rows = {row.place.key: row for row in decode_intact(read_run_row, items.values())}
-        kept = {key: row for key, row in rows.items() if self._takes(row)}
+        kept = await self._records.summed_all(filter(self._takes, rows.values()))
         jobs = await JobReads(self._records).jobs({row.run.job_id for row in kept.values()})
         found: list[ChangedRun] = []
         for entry in entries:

@@ -542,8 +542,6 @@ def _has_ended(row: RunRow) -> bool:
     return not row.live and not row.run.ingesting
 
 
-SUMS_AT_ONCE = 16
-"""Runs whose counters the sweep adds up at a time."""
 CLOCKS_APART = 60_000
 """Milliseconds by which a lease may outlast one taken now. A longer one was taken before a clock
 was set back, and does not count."""
@@ -588,17 +586,6 @@ class DynamoSweeping:
 
         await for_each(find, all_partitions("active"))
         items = await self._table.get_many(found)
-        quiet: list[QuietRun] = []
-
-        async def look(row: RunRow) -> None:
-            # Counting leaves the row alone: its items tell whether the run is quiet.
-            try:
-                run = (await self._records.summed(row)).run
-            except UnreadableRow:
-                return
-            if run.updated_at < before:
-                quiet.append(QuietRun(run.job_id, run.run_id, run.updated_at))
-
         rows = [
             row
             for row in decode_intact(read_run_row, items.values())
@@ -607,7 +594,13 @@ class DynamoSweeping:
             and not row.run.ingesting
             and row.run.updated_at < before
         ]
-        await for_each(look, rows, limit=SUMS_AT_ONCE)
+        # Counting leaves the row alone: its items tell whether the run is quiet.
+        summed = await self._records.summed_all(rows)
+        quiet = [
+            QuietRun(run.job_id, run.run_id, run.updated_at)
+            for run in (row.run for row in summed.values())
+            if run.updated_at < before
+        ]
         return sorted(quiet, key=lambda run: (run.updated_at, run.run_id))
 
     async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
