@@ -25,15 +25,15 @@ from tests.architecture.source import import_graph, read_modules
 DYNAMODB = "conveyor/prod/dynamodb/"
 
 # Each bound may be tightened. Only a new subject of the product raises the bounds on files, by the
-# files that it needs (webhooks, signing keys and schedules did, then pages, streams and traces):
-# what keeps fragments out is the least mean.
+# files that it needs (webhooks, signing keys and schedules did, then pages, streams and traces, and
+# counters in items of their own in DynamoDB): what keeps fragments out is the least mean.
 MOST_FILES = 365
 LEAST_MEAN_LINES = 120
 MOST_LINES = 700
 MOST_LONELY = 25
 MOST_CYCLES = 0
 MOST_UPWARD = 0
-MOST_DYNAMODB = 26
+MOST_DYNAMODB = 28
 MOST_PASSED = 80
 MOST_SHARED = 0
 MOST_LONG_SIGNATURES = 0

@@ -11,13 +11,13 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.domain.model import RunStatus
 from conveyor.prod.aws.calls import AwsRefused, Parameters
-from conveyor.prod.dynamodb import counter_folds
-from conveyor.prod.dynamodb.counter_folds import MOST_ITEMS, fold_items
+from conveyor.prod.dynamodb import recount as recounting
 from conveyor.prod.dynamodb.counter_sums import (
     CountedValues,
     new_process_item,
     process_item_key,
 )
+from conveyor.prod.dynamodb.recount import MOST_ITEMS, fold_items
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.testing.clock import START, FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench
@@ -54,7 +54,7 @@ async def count_two(
 ) -> str:
     """A run of four tasks in which each process has counted one, an hour ago; from now on two such
     items are many."""
-    monkeypatch.setattr(counter_folds, "MOST_ITEMS", 1)
+    monkeypatch.setattr(recounting, "MOST_ITEMS", 1)
     _, run_id = await one.submit(4)
     await one.succeed(run_id, 0)
     await two.fail(run_id, 1)
@@ -136,7 +136,7 @@ async def test_what_was_not_answered_before_a_fold_counts_once(
     assert isinstance(error, Exception)
     await bench.clock.advance(HOUR)
     bench.seam.faults.clear()
-    monkeypatch.setattr(counter_folds, "GONE_AFTER", -1)
+    monkeypatch.setattr(recounting, "GONE_AFTER", -1)
     assert await fold(bench, run_id) == 2
     assert (await bench.row(run_id)).base.completed == 2 + carried_out
     assert (await one.succeed(run_id, 3)).run_status is RunStatus.COMPLETED

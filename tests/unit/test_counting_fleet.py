@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from conveyor.domain.model import RunStatus, Spend
-from conveyor.prod.dynamodb import counter_folds
-from conveyor.prod.dynamodb.counter_folds import fold_items
-from conveyor.prod.dynamodb.recount import recount_at
+from conveyor.prod.dynamodb import recount as recounting
+from conveyor.prod.dynamodb.recount import fold_items, recount_at
 from conveyor.simulation.loop import VirtualTime, run
 from tests.memory_table import READ_UNITS, WRITE_UNITS, MemoryTable
 from tests.unit.counting_fleet import CLAIM, JOB_ID, RUN_ID, Fleet, Weather
@@ -133,8 +132,8 @@ def test_a_process_that_is_frozen_for_ten_minutes_counts_what_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its item is folded meanwhile, and the run recounted."""
-    monkeypatch.setattr(counter_folds, "MOST_ITEMS", 0)
-    monkeypatch.setattr(counter_folds, "GONE_AFTER", 5 * 60_000)
+    monkeypatch.setattr(recounting, "MOST_ITEMS", 0)
+    monkeypatch.setattr(recounting, "GONE_AFTER", 5 * 60_000)
 
     async def test(time: VirtualTime) -> None:
         fleet = fleet_of(time, 30)
@@ -173,8 +172,8 @@ def test_a_process_that_is_frozen_for_ten_minutes_counts_what_it_ended(
 def test_recounts_and_folds_that_cross_flushes_and_reads_lose_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(counter_folds, "MOST_ITEMS", 0)
-    monkeypatch.setattr(counter_folds, "GONE_AFTER", 1)
+    monkeypatch.setattr(recounting, "MOST_ITEMS", 0)
+    monkeypatch.setattr(recounting, "GONE_AFTER", 1)
 
     async def test(time: VirtualTime) -> None:
         fleet = fleet_of(time, 60, weather=BAD)

@@ -41,8 +41,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
-from conveyor.prod.dynamodb.counter_folds import fold_items
-from conveyor.prod.dynamodb.recount import recount, recount_at
+from conveyor.prod.dynamodb.recount import fold_items, recount, recount_at
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,

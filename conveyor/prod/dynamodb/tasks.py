@@ -24,7 +24,14 @@ from conveyor.domain.task_rules import (
     settlement_change,
 )
 from conveyor.ports.tasks import Claim, NotClaimable, Settled, TaskPage
-from conveyor.prod.dynamodb.claims import ClaimCall, Claims, settle_row
+from conveyor.prod.dynamodb.claims import (
+    APART_BY_PROCESS,
+    LEAST_APART,
+    ClaimCall,
+    Claims,
+    RunReads,
+    settle_row,
+)
 from conveyor.prod.dynamodb.client import (
     ALL_ITEMS,
     Item,
@@ -35,7 +42,6 @@ from conveyor.prod.dynamodb.client import (
 )
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.failure_groups import read_failure_groups, remove_group_items
-from conveyor.prod.dynamodb.run_reads import APART_BY_PROCESS, LEAST_APART, RunReads
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
