@@ -26,7 +26,7 @@ from conveyor.ports.workers import FleetPause
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.refusals import ABSENCES, NotDeployed, describe
 from conveyor.prod.dynamodb.client import Item, Plain, Table, conflicting_item
-from conveyor.prod.dynamodb.schema import FLEET, ROW_SHAPE
+from conveyor.prod.dynamodb.schema import FLEET, TABLE_SHAPE
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.server import RedisServer
 from conveyor.prod.s3.bucket import bucket_exists, own
@@ -86,7 +86,7 @@ async def agree(table: Table, terms: FleetTerms, *, works: bool) -> Item:
             FLEET,
             f"SET {', '.join(changes)} ADD beats :beats",
             condition=_all(conditions),
-            shape=ROW_SHAPE,
+            shape=TABLE_SHAPE,
             kind=terms.ledger,
             bucket=terms.bucket,
             beats=int(works),
@@ -200,7 +200,7 @@ async def _change(table: Table, wanted: dict[str, Plain], watching: Callable[[],
             FLEET,
             f"SET shape = :shape, beats = :beats, {changes}",
             condition="attribute_not_exists(beats) OR beats = :beats",
-            shape=ROW_SHAPE,
+            shape=TABLE_SHAPE,
             beats=beats,
             **wanted,
         )

@@ -22,6 +22,7 @@ from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
+from conveyor.prod.dynamodb.counter_sums import ProcessItem, process_items
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, RunRow, new_run_item
 from conveyor.prod.dynamodb.schema import place_key, table_parameters
 from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item
@@ -39,14 +40,30 @@ def writes(operation: str, _parameters: Parameters) -> bool:
     return operation == "update_item"
 
 
+def all_writes(operation: str, parameters: Parameters) -> bool:
+    """Every update of one item, and every transaction."""
+    return writes(operation, parameters) or operation == "transact_write_items"
+
+
+def scans(operation: str, parameters: Parameters) -> bool:
+    """Reads of task rows in their order, as a recount makes them."""
+    if operation != "query":
+        return False
+    partition: str = parameters["ExpressionAttributeValues"][":partition"]["S"]
+    return partition.startswith("Job#")
+
+
 def settles(operation: str, parameters: Parameters) -> bool:
     """Ends of claims that leave an event."""
     return writes(operation, parameters) and "attempts = " in parameters["UpdateExpression"]
 
 
 def additions(operation: str, parameters: Parameters) -> bool:
-    """Additions to a run's counters."""
-    return writes(operation, parameters) and "ADD flushes" in parameters["UpdateExpression"]
+    """Writes of what a process has counted in a run: the first makes its item."""
+    if operation == "transact_write_items":
+        items = [part["Put"]["Item"] for part in parameters["TransactItems"] if "Put" in part]
+        return any("counts" in item for item in items)
+    return writes(operation, parameters) and "counts = :counts" in parameters["UpdateExpression"]
 
 
 def changes(operation: str, parameters: Parameters) -> bool:
@@ -119,9 +136,10 @@ class FaultySeam:
         """Never answer the next calls."""
         self.faults.append(Fault(wanted, int(carried_out), answered=False, left=count))
 
-    def acquire_or_renew(self, wanted: Wanted) -> Fault:
-        """Keep the next call waiting, before the table sees it, until its `gate` is set."""
-        fault = Fault(wanted, held=True)
+    def acquire_or_renew(self, wanted: Wanted, *, passed: int = 0) -> Fault:
+        """Keep the next call waiting, before the table sees it, until its `gate` is set; or a later
+        one, after those `passed`."""
+        fault = Fault(wanted, held=True, passed=passed)
         self.faults.append(fault)
         return fault
 
@@ -176,6 +194,19 @@ class TasksStore:
     tasks: DynamoTasks
 
 
+class FreshIds:
+    """A virtual clock whose ids are real: virtual ones are the same in each test, and a transaction
+    whose token is known already is not carried out."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.new_id = SystemClock().new_id
+        self.now = clock.now
+        self.monotonic = clock.monotonic
+        self.random = clock.random
+        self.token = clock.token
+        self.sleep = clock.sleep
+
+
 class TableBench:
     """A table of its own, and any number of processes that work its runs. Time is virtual."""
 
@@ -183,9 +214,10 @@ class TableBench:
         self._aws = aws
         self.seam = FaultySeam(aws)
         self.clock = clock
-        self.table = Table(self.seam, name, clock)
+        ticks = FreshIds(clock)
+        self.table = Table(self.seam, name, ticks)
         self.records = self._records(self.table)
-        self.outside = self._records(Table(aws, name, clock))
+        self.outside = self._records(Table(aws, name, ticks))
         self._processes: list[DynamoTasks] = []
 
     def world(self, *, worker: str, flush_interval: float = 0.0, patience: float = 0.0) -> World:
@@ -203,10 +235,15 @@ class TableBench:
         await tasks.aclose()
 
     async def row(self, run_id: str) -> RunRow:
-        """A run's row."""
+        """A run's row, with its sum."""
         row = await self.outside.read(run_id)
         assert row is not None
         return row
+
+    async def items(self, run_id: str) -> list[ProcessItem]:
+        """The items of the processes that count in a run."""
+        row = await self.row(run_id)
+        return await process_items(self.outside.table, run_id, row.parts, row.counter_epoch)
 
     async def aclose(self) -> None:
         """Leave nothing behind, nor anybody at work: the table is back for that."""

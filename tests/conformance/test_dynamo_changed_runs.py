@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -62,8 +63,9 @@ async def test_a_page_is_a_constant_number_of_calls(
         bench.faults.calls.clear()
         assert await page(bench, caller, live=live) == made[:4]
         counts.append(bench.faults.calls.copy())
-    assert counts[0] == counts[1]
-    assert counts[0] == [(DB, "query")] * PARTITIONS + [(DB, "batch_get_item")] * 2
+    assert Counter(counts[0]) == Counter(counts[1])
+    # One query for each run of the page adds up its counters.
+    assert Counter(counts[0]) == {(DB, "query"): PARTITIONS + 4, (DB, "batch_get_item"): 2}
 
 
 async def test_the_rows_of_other_callers_are_not_read(bench: Ingests) -> None:

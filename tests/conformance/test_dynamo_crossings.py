@@ -142,7 +142,7 @@ async def test_closing_completes_what_a_worker_left_unsettled(bench: Bench, way:
     async def count() -> None:
         await bench.table.update(
             run_key(job_id, 1),
-            "ADD successful :one, flushes :one",
+            "ADD successful :one",
             condition="attribute_exists(pk)",
             one=1,
         )

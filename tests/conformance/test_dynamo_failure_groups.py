@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.failure_groups import MOST_GROUPS, MOST_SAMPLES, failure_kind
 from conveyor.domain.model import Format, Problem, RunStats, RunStatus, StoredBody, TaskFailure
@@ -18,15 +19,22 @@ from conveyor.domain.result_shape import MOST_TYPES, OTHER_TYPE, SIZE_CLASSES, R
 from conveyor.domain.task_rules import Failed, Succeeded
 from conveyor.ports.tasks import Settled
 from conveyor.prod.aws.calls import AwsRefused, Parameters
-from conveyor.prod.dynamodb import counters
+from conveyor.prod.dynamodb import counter_sums
+from conveyor.prod.dynamodb import recount as recounting
 from conveyor.prod.dynamodb.client import Item, Query, tag_all
-from conveyor.prod.dynamodb.counters import MOST_GROUPS_ADDED, recount
+from conveyor.prod.dynamodb.counter_sums import (
+    CountedValues,
+    GroupCount,
+    encode_values,
+    new_process_item,
+)
 from conveyor.prod.dynamodb.failure_groups import FailureSample, new_group_item
-from conveyor.prod.dynamodb.run_rows import GroupCount, new_run_item
+from conveyor.prod.dynamodb.recount import recount
+from conveyor.prod.dynamodb.run_rows import new_run_item
 from conveyor.prod.dynamodb.schema import GROUPS_SHAPE, ROW_SHAPE, failure_group_key, run_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, TRANSACT, Ingests, away, open_ingests, plan
-from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench, settles
+from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench
 from tests.conformance.world import CALLER, F, P, S, World
 
 pytestmark = pytest.mark.extended
@@ -102,8 +110,8 @@ async def group_keys(table: Any, run_id: str) -> list[str]:
 
 
 def notes(operation: str, _parameters: Parameters) -> bool:
-    """Every write of one item, whole or in part."""
-    return operation in ("put_item", "update_item")
+    """Every write of one item, whole or in part, and every transaction."""
+    return operation in ("put_item", "update_item", "transact_write_items")
 
 
 async def fail_three(one: World, two: World) -> str:
@@ -146,87 +154,68 @@ async def test_a_sample_that_is_not_answered_is_noted_before_its_group_counts(
     await check(bench, run_id)
 
 
-async def test_an_addition_that_arrives_twice_and_late_changes_nothing(
+async def test_what_arrives_twice_and_late_changes_nothing(
     bench: TableBench, one: World, two: World
 ) -> None:
     run_id = await fail_three(one, two)
-    before = await bench.outside.table.get((await bench.row(run_id)).place.key)
+    before = await bench.items(run_id)
     late = [
-        dict(parameters) for call, parameters in bench.seam.calls if additions(call, parameters)
+        (call, parameters) for call, parameters in bench.seam.calls if additions(call, parameters)
     ]
-    assert len(late) == 3
-    for parameters in late:
-        del parameters["TableName"]
+    assert [call for call, _ in late] == ["transact_write_items"] * 2 + ["update_item"]
+    for call, parameters in late:
+        # The transaction has other items, and thus another token, than one that DynamoDB knows.
+        anew = {"ClientRequestToken": SystemClock().new_id()} if call != "update_item" else {}
         with pytest.raises(AwsRefused) as refused:
-            await bench.outside.table.call("update_item", **parameters)
+            await bench.seam.call(DB, call, {**parameters, **anew})
         assert refused.value.is_condition
-    assert await bench.outside.table.get((await bench.row(run_id)).place.key) == before
+    assert await bench.items(run_id) == before
 
 
 async def test_two_processes_that_begin_the_last_group_at_once_agree_on_it(
     bench: TableBench, one: World, two: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counters, "MOST_GROUPS", 4)
+    monkeypatch.setattr(counter_sums, "MOST_GROUPS", 4)
     _, run_id = await one.submit(8)
     await begin_groups(one, run_id, 3)
     await two.claimed(run_id, 7)  # it has seen as many
     held = bench.seam.acquire_or_renew(additions)
     slow = asyncio.create_task(fail(one, run_id, 3, 900))
     await held.met.wait()
+    await bench.clock.advance(1)
     await fail(two, run_id, 4, 901)
+    assert (await counts(bench, run_id)).keys() == {*map(id_of, range(3)), id_of(901)}
     held.gate.set()
     await slow
     await fail(two, run_id, 5, 900)
 
-    assert (await counts(bench, run_id)).keys() == {*map(id_of, range(3)), id_of(901)}
+    # The group that began first is kept, whoever was counted first.
+    assert (await counts(bench, run_id)).keys() == {*map(id_of, range(3)), id_of(900)}
     groups = await one.groups(run_id)
-    assert (groups.failed, groups.other) == (6, 2)
+    assert (groups.failed, groups.other) == (6, 1)
     rows = await one.rows(run_id)
     assert [row.failure_group for row in rows[3:7]] == [*map(id_of, (900, 901, 900)), None]
     await check(bench, run_id)
 
 
-async def test_many_groups_of_one_moment_go_in_several_additions(
-    bench: TableBench, one: World
+async def test_a_group_that_one_process_had_no_room_for_is_not_shown_in_part(
+    bench: TableBench, one: World, two: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As large as they may be, of groups that begin, and of such that are there."""
-    _, run_id = await one.submit(2 * MOST_GROUPS_ADDED + 3)
-    await fail(one, run_id, 0, 0)
-    for first in (1, MOST_GROUPS_ADDED + 2):
-        held = bench.seam.acquire_or_renew(additions)
-        settled = sum(settles(*call) for call in bench.seam.calls)
-        last = asyncio.create_task(fail(one, run_id, first, 0))
-        await held.met.wait()
-        count = MOST_GROUPS_ADDED + (first == 1)
-        failing = [fail(one, run_id, first + kind, kind) for kind in range(1, count)]
-        all_failing = asyncio.gather(*failing)
-        # All of them wait for the addition that is held.
-        await bench.seam.until_answered(settles, settled + count)
-        flushes = (await bench.row(run_id)).flushes
-        held.gate.set()
-        await asyncio.gather(last, all_failing)
-        assert (await bench.row(run_id)).flushes == flushes + 2
-    found = await counts(bench, run_id)
-    assert Counter(found.values()) == {3: 1, 2: MOST_GROUPS_ADDED - 1, 1: 1}
+    for module in (counter_sums, recounting):
+        monkeypatch.setattr(module, "MOST_GROUPS", 2)
+    _, run_id = await one.submit(8)
+    for index, kind in enumerate([0, 1, 2, 0]):
+        await fail(one, run_id, index, kind)
+    for index, kind in enumerate([2, 0], start=4):
+        await fail(two, run_id, index, kind)
+    # The first process left a failure of the third kind out, so it counts in no group at all.
+    assert await counts(bench, run_id) == {id_of(0): 3, id_of(1): 1}
+    groups = await one.groups(run_id)
+    assert (groups.failed, groups.other) == (6, 2)
     await check(bench, run_id)
-
-
-async def test_an_addition_of_more_groups_than_it_may_have_is_made_in_two(
-    bench: TableBench, one: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(counters, "MOST_GROUPS_ADDED", 2)
-    _, run_id = await one.submit(9)
-    held = bench.seam.acquire_or_renew(additions)
-    first = asyncio.create_task(fail(one, run_id, 0, 0))
-    await held.met.wait()
-    more = asyncio.gather(*(fail(one, run_id, index, index % 4) for index in range(1, 8)))
-    await bench.seam.until_answered(settles, 8)
-    held.gate.set()
-    await asyncio.gather(first, more)
-    # Without the bound there would be two: how many come depends on the order of the settlements.
-    assert (await bench.row(run_id)).flushes >= 3
-    assert await counts(bench, run_id) == {id_of(kind): 2 for kind in range(4)}
-    await check(bench, run_id)
+    await bench.clock.advance(120)
+    await recount(bench.outside, run_id, now=one.now)
+    assert len(await counts(bench, run_id)) == 2
 
 
 async def test_two_processes_agree_on_the_first_types(
@@ -250,7 +239,10 @@ async def test_two_processes_agree_on_the_first_types(
     assert shape.sizes[1] == sum(shape.types.values()) == 2 * MOST_TYPES + 4
     assert len(shape.types) == MOST_TYPES + 1
     assert shape.types[OTHER_TYPE] == MOST_TYPES + 4
-    assert await recount(bench.outside, run_id, now=one.now) == await bench.row(run_id)
+    counted = await recount(bench.outside, run_id, now=one.now)
+    assert counted is not None
+    row = await bench.row(run_id)
+    assert (counted.run, counted.counter_epoch) == (row.run, 0)
 
 
 async def test_a_task_that_succeeds_makes_three_writes(bench: TableBench, one: World) -> None:
@@ -259,7 +251,7 @@ async def test_a_task_that_succeeds_makes_three_writes(bench: TableBench, one: W
     for index in range(3):
         bench.seam.calls.clear()
         await one.succeed(run_id, index)
-        made = [operation for operation, _ in bench.seam.calls if operation != "get_item"]
+        made = [call for call, _ in bench.seam.calls if call not in ("get_item", "query")]
         # The last one also ends the run.
         assert made == ["update_item"] * (3 if index < 2 else 4)
 
@@ -276,10 +268,10 @@ async def test_samples_are_written_for_the_first_failures_alone(
     assert made == [4, 4, 4, 3, 3, 3]
 
 
-async def test_counts_of_a_version_without_groups_lie_in_none(
+async def test_a_failure_in_no_group_leaves_those_that_may_lack_it_out(
     bench: TableBench, one: World
 ) -> None:
-    """And end the beginning of others, until a recount finds the rows of each."""
+    """Until a recount finds the rows of each."""
     _, run_id = await one.submit(6)
     await fail(one, run_id, 0, 0)
     row = await bench.row(run_id)
@@ -294,7 +286,7 @@ async def test_counts_of_a_version_without_groups_lie_in_none(
     )
     await bench.outside.table.update(
         row.place.key,
-        "ADD failed :one, failed_blocked :one, flushes :one",
+        "ADD failed :one, failed_blocked :one",
         condition="",
         one=1,
     )
@@ -302,8 +294,7 @@ async def test_counts_of_a_version_without_groups_lie_in_none(
     await fail(one, run_id, 2, 1)
     await fail(one, run_id, 3, 0)
     groups = await one.groups(run_id)
-    assert [(one.group_id, one.count) for one in groups.groups] == [(id_of(0), 2)]
-    assert groups.other == 2
+    assert (list(groups.groups), groups.other) == ([], 4)
 
     await one.clock.advance(120)
     row_after = await recount(bench.outside, run_id, now=one.now)
@@ -366,9 +357,20 @@ async def test_a_row_with_all_groups_is_below_eight_kilobytes(clock: FakeClock) 
     groups = {id_of(kind): GroupCount(5_000, 1_764_000_000_000) for kind in range(MOST_GROUPS)}
     assert len(groups) == MOST_GROUPS
     item = new_run_item(run, job, groups=groups)
-    item["sequences"] = {clock.new_id(): 1_000 for _ in range(4)}
     assert 6_000 < item_size(item) < MOST_BYTES
     assert tag_all(item)
+
+
+async def test_an_item_with_all_groups_is_below_sixteen_kilobytes() -> None:
+    """Each with fifty tasks of one process."""
+    groups = {
+        id_of(kind): GroupCount(50, 1_764_000_000_000, 1_764_000_000_000)
+        for kind in range(MOST_GROUPS)
+    }
+    values = CountedValues(failed=10_000, groups=groups)
+    item = new_process_item(1_000_000, values)
+    assert 8_000 < item_size(item) < 2 * MOST_BYTES
+    assert len(encode_values(values)) < item_size(item)
 
 
 async def test_groups_go_with_the_rows_of_a_deleted_run_and_come_back_no_more(
@@ -498,15 +500,12 @@ async def test_a_plan_of_wrong_counters_is_put_right_by_the_rows(ingests: Ingest
     await world.store.runs.stop_run(CALLER, job_id, now=world.now)
     await world.clock.advance(60)
     exact = (await world.run(job_id, run_id)).stats.shape
-    item = await ingests.item(job_id, 1)
-    item["failure_groups"][id_of(0)][0] = 3
-    item["types"] = {"nobody/knows": 1, **item["types"]}
     await ingests.table.update(
         run_key(job_id, 1),
         "SET failure_groups = :groups, #types = :types ADD failed :one, failed_blocked :one",
         condition="",
-        groups=item["failure_groups"],
-        types=item["types"],
+        groups={id_of(0): [1, world.now]},
+        types={"nobody/knows": 1},
         one=1,
     )
     new_id, _ = await world.rerun(job_id, P, large_from=1)

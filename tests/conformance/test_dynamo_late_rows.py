@@ -21,6 +21,7 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import (
     DB,
     INSERT,
+    TRANSACT,
     UPDATE,
     Ingests,
     away,
@@ -174,7 +175,7 @@ async def test_an_end_that_nobody_counted_of_a_stopped_run_is_counted(bench: Ing
     world, dying = bench.other.world, bench.one.world
     task = await dying.claimed(run_id, 0)
     await world.store.runs.stop_run(CALLER, job_id, now=world.now)
-    bench.faults.fail(DB, UPDATE, away(), where=adds, times=1_000)
+    bench.faults.fail(DB, TRANSACT, away(), where=adds, times=1_000)
     await refused(ErrorCode.UNAVAILABLE, dying.settle(task, dying.success(task)))
     assert (await world.run(job_id)).stats.successful == 0
     await settle(bench)
@@ -190,7 +191,7 @@ async def uncounted(bench: Ingests) -> tuple[str, str]:
     task = await dying.claimed(run_id, 0)
     await dying.store.runs.stop_run(CALLER, job_id, now=dying.now)
     # The end of the row is written, and what would count it is not.
-    bench.faults.fail(DB, UPDATE, away(), where=adds, times=1_000)
+    bench.faults.fail(DB, TRANSACT, away(), where=adds, times=1_000)
     await refused(ErrorCode.UNAVAILABLE, dying.settle(task, dying.success(task)))
     return job_id, run_id
 
@@ -274,6 +275,8 @@ def reads_rows(parameters: object) -> bool:
 
 
 def adds(parameters: object) -> bool:
-    """Return whether an update adds to counters."""
+    """Return whether a transaction makes the item in which a process counts."""
     assert isinstance(parameters, dict)
-    return "ADD flushes" in parameters["UpdateExpression"]
+    return any(
+        "counts" in part.get("Put", {}).get("Item", {}) for part in parameters["TransactItems"]
+    )

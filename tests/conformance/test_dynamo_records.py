@@ -253,8 +253,7 @@ async def test_whoever_reads_the_last_count_reads_the_end_of_the_run(
     shown: list[Run | None] = []
 
     async def look() -> None:
-        item = await bench.run_item(job_id)
-        assert (item["status"], item["successful"]) == ("running", 1)
+        assert (await bench.run_item(job_id))["status"] == "running"
         if way == "runs":
             shown.extend(await runs.list_runs(CALLER, job_id, before=None, limit=10))
         elif way == "jobs":

@@ -13,8 +13,7 @@ from conveyor.domain.model import RunStatus
 from conveyor.domain.task_rules import Released
 from conveyor.ports.tasks import ClaimedElsewhere, Settled
 from conveyor.prod.dynamodb.client import Plain
-from conveyor.prod.dynamodb.counters import recount
-from conveyor.prod.dynamodb.run_rows import SIZE, TYPES
+from conveyor.prod.dynamodb.recount import recount
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, additions, changes, check, open_bench, writes
 from tests.conformance.world import CLAIM_LENGTH, World
@@ -78,25 +77,57 @@ async def test_a_recount_before_an_addition_counts_its_row(bench: TableBench, on
 
 
 async def test_a_recount_that_missed_a_row_is_made_again(bench: TableBench, one: World) -> None:
-    """Counted before the row moved, written after that: the addition finds another epoch."""
+    """Counted before the row moved, written after that: the process finds its item closed."""
     _, run_id = await one.submit(2)
     await one.succeed(run_id, 0)
     task = await one.claimed(run_id, 1)
     await distort(bench, run_id)
-    written = bench.seam.acquire_or_renew(changes)
+    written = bench.seam.acquire_or_renew(changes, passed=1)
     later = bench.clock.now() + CLAIM_LENGTH
     recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
     await written.met.wait()
+    [item] = await bench.items(run_id)
+    assert item.closed
     added = bench.seam.acquire_or_renew(additions)
     settling = asyncio.create_task(one.settle(task, one.success(task)))
     await added.met.wait()
+    added.gate.set()
     written.gate.set()
     row = await recounting
     assert row is not None
-    assert row.run.stats.successful == 1
-    added.gate.set()
+    assert (row.run.stats.successful, row.counter_epoch) == (1, 1)
+    while not settling.done():
+        await bench.clock.advance(0.5)
     assert await settling == Settled(True, RunStatus.COMPLETED)
     await check(bench, run_id)
+
+
+async def test_a_recount_that_finds_a_task_in_work_counts_nothing(
+    bench: TableBench, one: World, two: World
+) -> None:
+    """Items are closed by then: what they hold goes over, and what was refused is added to it."""
+    _, run_id = await one.submit(4)
+    await one.succeed(run_id, 0)
+    await two.succeed(run_id, 1)
+    await distort(bench, run_id)
+    late = await one.claimed(run_id, 2)
+    held = bench.seam.acquire_or_renew(changes)
+    later = bench.clock.now() + CLAIM_LENGTH
+    recounting = asyncio.create_task(recount(bench.records, run_id, now=later))
+    await held.met.wait()
+    # It was about to close them; this claim outlasts the time by which it tells live ones.
+    await bench.clock.advance(LAPSE)
+    busy = await two.claimed(run_id, 3)
+    held.gate.set()
+    row = await recounting
+    assert row is not None
+    assert (row.counter_epoch, row.carried, row.recounting) == (1, True, "")
+    assert (row.base.completed, row.run.stats.completed) == (2, 2)
+    # The first process knew the epoch before, and has not counted in the new one.
+    assert (await one.settle(late, one.success(late))).applied
+    assert (await bench.row(run_id)).run.stats.successful == 3
+    assert await two.settle(busy, two.success(busy)) == Settled(True, RunStatus.COMPLETED)
+    assert (await bench.row(run_id)).counter_epoch == 1
 
 
 async def test_a_recount_crossed_by_an_addition_counts_again(bench: TableBench, one: World) -> None:
@@ -148,48 +179,6 @@ async def test_a_recount_that_had_to_wait_is_made_up_for(
     await check(bench, run_id)
 
 
-async def succeed_without_sizes(bench: TableBench, world: World, run_id: str, index: int) -> None:
-    """End a task as versions did that counted no sizes."""
-    row = await bench.row(run_id)
-    await world.succeed(run_id, index)
-    counted = await bench.outside.table.get(row.place.key)
-    assert counted is not None
-    sizes = [name for name in counted if name.startswith(SIZE)]
-    await bench.outside.table.update(
-        row.place.key, f"REMOVE {', '.join([*sizes, TYPES])}", condition=""
-    )
-
-
-async def test_a_completed_run_gets_the_sizes_that_an_older_version_left_out(
-    bench: TableBench, one: World
-) -> None:
-    _, run_id = await one.submit(3)
-    await succeed_without_sizes(bench, one, run_id, 0)
-    await one.succeed(run_id, 1)
-    row = await bench.row(run_id)
-    assert (sum(row.run.stats.shape.sizes), row.counter_epoch) == (1, 0)
-    assert (await one.succeed(run_id, 2)).run_status is RunStatus.COMPLETED
-    await bench.end(one)
-    row = await bench.row(run_id)
-    assert (sum(row.run.stats.shape.sizes), row.counter_epoch) == (3, 1)
-    assert sum(row.run.stats.shape.types.values()) == 3
-    await check(bench, run_id)
-
-
-async def test_sizes_that_cannot_be_recounted_are_left_alone(
-    bench: TableBench, one: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, run_id = await one.submit(2)
-    await succeed_without_sizes(bench, one, run_id, 0)
-    bench.seam.be_away(lambda operation, _: operation == "query", carried_out=False)
-    assert (await one.succeed(run_id, 1)).run_status is RunStatus.COMPLETED
-    await bench.end(one)
-    [line] = [one for one in caplog.records if "sizes of results" in one.message]
-    assert line.__dict__["run_id"] == run_id
-    row = await bench.row(run_id)
-    assert (sum(row.run.stats.shape.sizes), row.counter_epoch) == (1, 0)
-
-
 async def test_a_recount_leaves_what_is_right_and_what_is_in_work(
     bench: TableBench, one: World
 ) -> None:
@@ -205,7 +194,6 @@ async def test_a_recount_leaves_what_is_right_and_what_is_in_work(
     row = await recount(bench.outside, run_id, now=one.now)
     assert row is not None
     assert row.run.stats == before.run.stats
-    assert row.sequences == {}
     assert await recount(bench.outside, one.clock.new_id(), now=one.now) is None
 
 

@@ -34,11 +34,12 @@ from conveyor.engine.telemetry import METRICS, LoopLag, Telemetry
 from conveyor.ports.outbox import Subscriber
 from conveyor.prod.aws.calls import CallStats
 from conveyor.prod.dynamodb import schema
+from conveyor.prod.dynamodb.counter_sums import NOTHING, GroupCount, new_process_item
 from conveyor.prod.dynamodb.deliveries import new_delivery_item, new_mark_item
 from conveyor.prod.dynamodb.failure_groups import FailureSample, new_group_item
 from conveyor.prod.dynamodb.job_rows import JobRow, job_item
 from conveyor.prod.dynamodb.outbox_rows import new_entry_item
-from conveyor.prod.dynamodb.run_rows import REASON, SIZE, GroupCount, RunPlace, new_run_item
+from conveyor.prod.dynamodb.run_rows import REASON, SIZE, RunPlace, new_run_item
 from conveyor.prod.dynamodb.schedules import fire_item
 from conveyor.prod.dynamodb.schema import INDEXES, PARTITION_KEY, SORT_KEY, TIME_TO_LIVE
 from conveyor.prod.dynamodb.submitting import intent_item
@@ -144,6 +145,7 @@ def test_the_attributes_of_new_items_stand() -> None:
         "run": new_run_item(RUN, JOB, groups={"GROUP": GroupCount(1, 1)}),
         "task of a job in one shard": new_task_item("TASK", TaskSpec("http://a.test/"), now=1),
         "place": place.item(),
+        "counters of a process": new_process_item(1, NOTHING),
         "failure group": new_group_item(FAILURE, ["TASK"]),
         "intent": intent_item(place, now=1),
         "fire": fire_item("", FIRE, retention_days=1),

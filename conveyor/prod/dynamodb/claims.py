@@ -3,9 +3,9 @@
 `task_rules` decides what happens to a row. The condition of each write repeats the fields that the
 rule read, so that DynamoDB refuses a stale decision.
 
-A claim counts only once a strong read after it has shown the run live. `Claims` undoes a claim of a
-run that is not live, and renews, takes over and releases claims. `settle_row` ends one: the row's
-new state and its event are one write, under the number of the claim.
+A claim counts only once a strong read after it has shown the run live (`run_reads`). `Claims`
+undoes a claim of a run that is not live, and renews, takes over and releases claims. `settle_row` ends one: the row's new state and its event are one write, under the number of the
+claim.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from conveyor.prod.dynamodb.client import (
 )
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.row_expiry import SET_EXPIRY, RowExpiry, expiry_values
-from conveyor.prod.dynamodb.run_rows import TRIES, RunPlace, RunReads, RunRow
+from conveyor.prod.dynamodb.run_reads import RunReads
+from conveyor.prod.dynamodb.run_rows import TRIES, RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import (
     ClaimState,
@@ -154,6 +155,7 @@ class Claims:
         task = read_task(call.place.run_id, item)
         row = await self._live_run(call.place)
         if row is not None and row.contains_index(task.index):
+            self._counters.note_claim(call.place, call.task_id, call.claimed_until)
             return Claimed(task)
         # Nobody saw this claim, so the row gets its old claim number back.
         await self._write_ignoring_refusal(

@@ -1,16 +1,18 @@
-"""Counters of runs: a cache of what the task rows say, kept by group commit and repaired by
-recounts.
+"""The counters that a process keeps of the runs it works, written to an item of its own a run.
 
-**Additions.** A settlement changes its row first. `Counters` then adds its delta to the run's row,
-together with the deltas of all settlements that this process makes in that run meanwhile, and
-answers each one from the returned row. An addition carries this process's next number and the epoch
-known before its rows moved. A repeated addition finds its number on the run's row and changes
-nothing. An addition that a recount may have counted finds a newer epoch; it is dropped, and the run
-is recounted.
+**Flushes.** A settlement changes its row first. `Counters` then writes the item of this process
+with all that it has counted in the run, together with the settlements that come meanwhile. The
+values are absolute and carry a number that grows, so no answer has to be known: the next flush says
+it all again. Each settlement has the epoch known before its row moved.
 
-**Recounts.** `recount` reads the task rows page by page while others write. It writes the counters
-only if neither an addition nor a change of the run came between, and raises the epoch with them:
-additions for rows that moved before are refused, counted or not, and lead to another recount.
+**Items.** An item is opened only while the run has that epoch and no recount has begun. If a
+recount closes it, the process drops what the item lacks, since the recount may have counted it, and
+has the run recounted; where the recount counted nothing, it goes on in the next epoch with what the
+item lacks. If the item has moved to the base, the process goes on in another one.
+
+**Looks.** A process that may have settled the last task reads row and items after its flush, and
+writes the status that follows. Of two that cross, at least one sees both. Such a process has no
+live claim in the run, and nothing left to write; looks of a run are kept apart, none is dropped.
 """
 
 from __future__ import annotations
@@ -18,401 +20,156 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
-from functools import partial
-from typing import NamedTuple
+from enum import Enum, auto
+from math import ceil
 
 import anyio
-import msgspec
 
 from conveyor.aio.concurrency import for_each, wait_or_timeout
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.failure_groups import MOST_GROUPS, MOST_SAMPLES
-from conveyor.domain.ids import task_index
-from conveyor.domain.model import (
-    RunStats,
-    RunStatus,
-    Spend,
-    TaskFailure,
-    TaskStatus,
-)
-from conveyor.domain.result_shape import (
-    MOST_TYPES,
-    ResultShape,
-    ShapeCounter,
-    counted_type,
-    size_class,
-)
-from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
+from conveyor.domain.model import RunStatus
 from conveyor.domain.task_rules import RunDelta
 from conveyor.ports.tasks import Settled
 from conveyor.prod.aws.calls import AwsRefused
-from conveyor.prod.dynamodb.client import (
-    AttributeName,
-    Item,
-    PlaceholderValue,
-    Plain,
-    Query,
-    Table,
-    conflicting_item,
-    contention_error,
-    decodes_row,
+from conveyor.prod.dynamodb.client import Item, contention_error, untag_all
+from conveyor.prod.dynamodb.counter_sums import (
+    NOTHING,
+    CountedDelta,
+    CountedValues,
+    GroupCount,
+    ProcessItem,
+    count_deltas,
+    encode_values,
+    new_process_item,
+    process_item_key,
+    read_process_item,
 )
 from conveyor.prod.dynamodb.failure_groups import FailureSample, note_failures, remove_group_items
+from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.run_rows import (
-    GROUPS,
-    REASON,
-    SIZE,
+    RECOUNTING,
     TRIES,
-    TYPES,
-    Change,
     DynamoRunRows,
-    GroupCount,
     RunPlace,
     RunRow,
-    RunVersionConflict,
-    counters,
-    read_run_row,
 )
-from conveyor.prod.dynamodb.schema import task_partition, task_sort_key
-from conveyor.prod.dynamodb.task_rows import BodyKind, read_body_kind, read_problem
-
-MOST_SEQUENCES = 200
-"""Processes whose last number a run's row may hold. Beyond that a recount forgets them all, even if
-the counters are right; the new epoch refuses later additions of the old one."""
-
-_TALLY_FIELDS = (
-    "task_id",
-    "status",
-    "updated_at",
-    "claimed_until",
-    "events",
-    "result",
-    "error",
-    "failure",
-    "failure_group",
-    "source_run_id",
-)
-
-
-class RecountResult(NamedTuple):
-    """A run after a recount; None if it is gone. `done` is False if the recount has to wait for a
-    live claim or for the end of the ingestion."""
-
-    row: RunRow | None
-    done: bool
-
-
-async def recount(records: DynamoRunRows, run_id: str, *, now: int) -> RunRow | None:
-    """Set a run's counters to what its rows say if they disagree, or if too many processes have
-    counted, and update its status. Return the row afterwards; None if it is gone.
-
-    Leaves a run alone that ingests, is deleted or has a live claim. Raises
-    ConveyorError(unavailable) if the run changes faster than it is counted, DamagedRow for a row
-    that cannot be counted.
-    """
-    place = await records.places.find(run_id)
-    return None if place is None else (await recount_at(records, place, now=now)).row
-
-
-async def recount_at(records: DynamoRunRows, place: RunPlace, *, now: int) -> RecountResult:
-    """Recount a run by its place; see `recount`."""
-    for _ in range(TRIES):
-        row = await records.read_at(place)
-        if row is None or row.run.status is RunStatus.DELETED:
-            return RecountResult(row, done=True)
-        if row.run.ingesting:
-            return RecountResult(row, done=False)
-        tally = await _tally_rows(records, row, now)
-        if tally is None:
-            return RecountResult(row, done=False)
-        try:
-            if not _counters_match(tally, row):
-                await tally.note_new_groups(records.table, row)
-                row = await records.change(row, _counter_correction(row, tally), now=now)
-            elif has_too_many_sequences(row):
-                # The run itself has not changed, so it keeps its time.
-                at = row.run.updated_at
-                row = await records.change(row, _counter_correction(row, tally), now=at)
-        except RunVersionConflict:
-            continue
-        return RecountResult(await records.write_late_status(row, now=now), done=True)
-    raise contention_error()
-
-
-def has_too_many_sequences(row: RunRow) -> bool:
-    """Return whether more processes have counted in a run than its row should hold. Every addition
-    pays for the size of that map."""
-    return len(row.sequences) > MOST_SEQUENCES
-
-
-class _LiveClaimFound(Exception):
-    """A task of the run is being worked."""
-
-
-class _EventSpend(msgspec.Struct, frozen=True):
-    credits: int = 0
-    cost: Decimal = Decimal(0)
-
-
-class _SpendOfEvent(msgspec.Struct, frozen=True):
-    """The part of an event that a recount reads."""
-
-    spend: _EventSpend = _EventSpend()
-
-
-_spend_of_event = msgspec.json.Decoder(_SpendOfEvent)
-
-
-class _TaskRow(msgspec.Struct, frozen=True):
-    """The attributes of a task row that a recount reads."""
-
-    task_id: str
-    status: TaskStatus
-    updated_at: int
-    claimed_until: int
-    events: list[str]
-    result: str | None = None
-    error: str | None = None
-    failure: TaskFailure = TaskFailure.OTHER
-    failure_group: str | None = None
-    source_run_id: str | None = None
-
-
-class _TallyEntry(NamedTuple):
-    """The share of one row in a tally."""
-
-    place: int
-    row: _TaskRow
-    spent: list[_EventSpend]
-    body: BodyKind | None
-
-
-@decodes_row
-def _read_tally_entry(item: Item) -> _TallyEntry:
-    """Decode the share of a task's item. Raises DamagedRow."""
-    row = msgspec.convert(item, _TaskRow)
-    spent = [_spend_of_event.decode(text).spend for text in row.events]
-    if not all(spend.cost.is_finite() for spend in spent):
-        raise ValueError("not an amount of money")
-    body = (
-        read_body_kind(row.result) if row.result and row.status is TaskStatus.SUCCESSFUL else None
-    )
-    return _TallyEntry(task_index(row.task_id), row, spent, body)
-
-
-@dataclass(slots=True)
-class _TalliedGroup:
-    """The failed rows of one group: their number, the first few as they came, and the latest
-    instant."""
-
-    count: int = 0
-    last_at: int = 0
-    samples: list[_TaskRow] = field(default_factory=list)
-
-    def add(self, row: _TaskRow) -> None:
-        self.count += 1
-        self.last_at = max(self.last_at, row.updated_at)
-        if len(self.samples) < MOST_SAMPLES:
-            self.samples.append(row)
-
-
-@dataclass(slots=True)
-class _Tally:
-    """The rows counted so far. Adds up money in decimal digits, as DynamoDB does.
-
-    Groups and media types that the run counts by name keep their place; rows of others get one
-    while there is room. `groups` holds all those that the run keeps, also without a row.
-    """
-
-    groups: dict[str, _TalliedGroup]
-    shape: ShapeCounter
-    total: int = 0
-    inherited: int = 0
-    ended: dict[TaskStatus, int] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    credits: int = 0
-    cost: Decimal = Decimal(0)
-
-    @classmethod
-    def of(cls, row: RunRow) -> _Tally:
-        """Begin a tally of a run's rows."""
-        names = dict.fromkeys(row.run.stats.shape.types, 0)
-        return cls(
-            {group_id: _TalliedGroup() for group_id in row.groups},
-            ShapeCounter.of(ResultShape(types=names)),
-        )
-
-    def add(self, counted: _TallyEntry) -> None:
-        self.total += 1
-        row = counted.row
-        self.ended[row.status] = self.ended.get(row.status, 0) + 1
-        self.inherited += row.source_run_id is not None
-        if counted.body is not None:
-            self.shape.add(counted.body.size, counted.body.content_type)
-        if row.status is TaskStatus.FAILED:
-            self.reasons[row.failure] = self.reasons.get(row.failure, 0) + 1
-            self._add_to_group(row)
-        for spend in counted.spent:
-            self.credits += spend.credits
-            self.cost += spend.cost
-
-    def _add_to_group(self, row: _TaskRow) -> None:
-        group_id = row.failure_group
-        if group_id is None:
-            return
-        if group_id not in self.groups and len(self.groups) < MOST_GROUPS:
-            self.groups[group_id] = _TalliedGroup()
-        if group_id in self.groups:
-            self.groups[group_id].add(row)
-
-    def stats(self) -> RunStats:
-        shape = self.shape.shape()
-        types = {name: count for name, count in shape.types.items() if count}
-        return RunStats(
-            total=self.total,
-            successful=self.ended.get(TaskStatus.SUCCESSFUL, 0),
-            failed=self.ended.get(TaskStatus.FAILED, 0),
-            failure_reasons=self.reasons,
-            spend=Spend(self.credits, float(self.cost)),
-            inherited=self.inherited,
-            shape=ResultShape(shape.sizes, types),
-        )
-
-    def group_counts(self, row: RunRow) -> dict[str, GroupCount]:
-        """Return the groups that have rows. Those that the run keeps have their latest failure from
-        there, as an inherited row has the time of its copy."""
-        return {
-            group_id: GroupCount(
-                group.count,
-                row.groups[group_id].last_at if group_id in row.groups else group.last_at,
-            )
-            for group_id, group in self.groups.items()
-            if group.count
-        }
-
-    async def note_new_groups(self, table: Table, row: RunRow) -> None:
-        """Write the items of the groups that the run does not keep yet."""
-        for group_id in self.groups.keys() - row.groups.keys():
-            failures = [
-                FailureSample.of(one.task_id, one.failure, read_problem(one.error), one.updated_at)
-                for one in self.groups[group_id].samples
-                if one.error is not None
-            ]
-            if failures:
-                await note_failures(table, row.run.run_id, failures, begins=True)
-
-
-async def _tally_rows(records: DynamoRunRows, row: RunRow, now: int) -> _Tally | None:
-    """Count the rows of all shards concurrently; None if a task has a live claim. Raises
-    DamagedRow."""
-    place, tally = row.place, _Tally.of(row)
-    projection = ", ".join(f"#{name}" for name in _TALLY_FIELDS)
-
-    async def count(shard: int) -> None:
-        partition = task_partition(place.job_id, place.shards, shard)
-        async for page in records.table.pages(
-            Query(partition, begins_with=task_sort_key(place.run_id, ""), projection=projection)
-        ):
-            for item in page.items:
-                one = _read_tally_entry(item)
-                if one.row.status is TaskStatus.PROCESSING and one.row.claimed_until > now:
-                    raise _LiveClaimFound
-                # Leave out additions under way, and indexes reserved since the run was read.
-                if one.place < row.run.next_index and row.contains_index(one.place):
-                    tally.add(one)
-
-    try:
-        await for_each(count, range(place.shards.count))
-    except _LiveClaimFound:
-        return None
-    return tally
-
-
-def _counters_match(tally: _Tally, row: RunRow) -> bool:
-    """Return whether counted and stored counters agree."""
-    counted, kept = tally.stats(), row.run.stats
-    groups = {group_id: group for group_id, group in row.groups.items() if group.failed}
-    if tally.group_counts(row) != groups:
-        return False
-    return msgspec.structs.replace(counted, spend=kept.spend) == kept and (
-        counted.spend.credits == kept.spend.credits
-        and math.isclose(counted.spend.cost, kept.spend.cost, rel_tol=1e-9, abs_tol=1e-9)
-    )
-
-
-def _counter_correction(row: RunRow, tally: _Tally) -> Change:
-    """Make the change that sets the counters and raises the epoch, unless an addition came
-    between."""
-    run, stats = row.run, tally.stats()
-    status = None
-    if run.status in LIVE_RUN_STATES:
-        status = live_run_status(stats, job_closed=run.last_batch_received)
-    counted = counters(stats, tally.group_counts(row))
-    gone = counters(run.stats, row.groups).keys() - counted.keys()
-    return Change(
-        status=None if status is run.status else status,
-        sets={**counted, "counter_epoch": row.counter_epoch + 1, "sequences": {}},
-        removes=sorted(gone),
-        condition="flushes = :seen_flushes AND counter_epoch = :seen_epoch",
-        values={"seen_flushes": row.flushes, "seen_epoch": row.counter_epoch},
-    )
-
+from conveyor.prod.dynamodb.schema import Key
 
 MOST_REMEMBERED = 2_000
-"""Runs whose row is remembered, which may hold 200 failure groups. Of others the row is read once
-more before a task settles."""
+"""Runs whose counts are remembered. Of others the row is read once more before a task settles, and
+the item of this process when it is written again."""
 RETRIES = Backoff(1.0, 30.0)
 """Seconds until what could not be written is tried again, unless something new comes first."""
+RECOUNT_PAUSE = 0.5
+"""Seconds between two looks at a recount under way, which keeps this process from counting."""
+RECOUNT_LOOKS = 20
+"""Looks after which a recount under way counts as cut off, and this process takes it over."""
 
-MOST_GROUPS_ADDED = 50
-"""Groups that one addition counts in, because an expression may have 4 KB."""
+WRITES_PER_PART = 500
+"""Units a second that the flushes of all processes together take of one partition: half of what it
+has."""
+LOOK_APART = 10
+"""Flush intervals between two looks at a run, at least."""
+LOOK_UNITS = 1_500
+"""Units a second that the looks of all processes together take of one partition."""
+ITEM_BYTES = 300
+READ_UNIT = 4_096
+WRITE_UNIT = 1_024
+REFRESH_FIRST, REFRESH_LAST = 1.0, 30.0
+"""Seconds between two looks that a process at work takes to learn how many others there are; the
+pause doubles from the first to the last."""
+MANY_PROCESSES = 100
+"""Processes from which on looks that fall due at one moment are spread in time."""
 
-_SETS = "#sequences.#worker = :number, counted_at = :now"
-_CONDITION = (
-    "#status <> :deleted AND counter_epoch = :epoch "
-    "AND (attribute_not_exists(#sequences.#worker) OR #sequences.#worker < :number)"
-)
+_FLUSH = "SET seq = :number, counts = :counts"
+_IS_OPEN = "attribute_exists(pk) AND seq < :number AND attribute_not_exists(closed)"
+_MAY_OPEN = f"#status <> :deleted AND counter_epoch = :epoch AND attribute_not_exists({RECOUNTING})"
 
 _log = logging.getLogger("conveyor.counters")
 
 
 @dataclass(slots=True, eq=False)
 class _PendingDelta:
-    """One settlement that waits for its addition; with the failure, if it is one."""
+    """One settlement that waits to be counted; with the failure, if it is one."""
 
     delta: RunDelta
     failure: FailureSample | None
     epoch: int
     answer: asyncio.Future[Settled]
+    is_noted: bool = False
+
+    @property
+    def counted(self) -> CountedDelta:
+        """The part of it that goes into values."""
+        return CountedDelta(self.delta, None if self.failure is None else self.failure.group_id)
 
 
-@dataclass(slots=True)
-class _Addition:
-    """The deltas that are written, or were written, under one number."""
+class _Outcome(Enum):
+    """The end of one try to write: AGAIN after a change of what this process knows, BLOCKED by a
+    recount under way, GONE with the run."""
 
-    number: int
+    WRITTEN = auto()
+    AGAIN = auto()
+    BLOCKED = auto()
+    GONE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _OwnItem:
+    """The item of this process in one epoch of a run.
+
+    `held` are the values that the item is known to hold. `tries` has, by number, how many of the
+    deltas sent since each try carried that is not answered.
+    """
+
     epoch: int
-    parts: list[_PendingDelta]
+    generation: int = 0
+    is_open: bool = False
+    held: CountedValues = NOTHING
+    tries: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Looks:
+    """When this process looks at a run, in seconds of its clock.
+
+    `row` is the run at the last look, and `ended` the number of tasks that this process has ended
+    since. `is_due`: it may have been the last one, and has not looked since.
+    """
+
+    row: RunRow | None = None
+    ended: int = 0
+    is_due: bool = False
+    next_at: float = float("-inf")
+    refresh_at: float = float("-inf")
+    refresh_pause: float = REFRESH_FIRST
 
 
 @dataclass(slots=True, eq=False)
 class _RunCounters:
-    """The state of a run's counters in this process: its latest row seen, and the deltas to be
-    added."""
+    """The state of a run's counters in this process.
+
+    `row` is the latest one seen, `pending` waits for a flush, `sent` was in one that is not
+    answered, `written` is in the item and waits for its answer, `dropped` for a recount. `claims`
+    has when the claims of this process lapse, by task.
+    """
 
     place: RunPlace
     row: RunRow | None = None
+    item: _OwnItem | None = None
     updated_at: int = 0
     began: float = float("-inf")
     pending: list[_PendingDelta] = field(default_factory=list)
-    addition: _Addition | None = None
+    sent: list[_PendingDelta] = field(default_factory=list)
+    written: list[_PendingDelta] = field(default_factory=list)
     dropped: list[_PendingDelta] = field(default_factory=list)
+    claims: dict[str, int] = field(default_factory=dict)
+    looks: _Looks = field(default_factory=_Looks)
     recount_due: bool = False
     failures: int = 0
     retry_at: float = float("-inf")
@@ -424,16 +181,27 @@ class _RunCounters:
         """The latest epoch seen."""
         return None if self.row is None else self.row.counter_epoch
 
+    @property
+    def processes(self) -> int:
+        """The number of processes that counted in the run at the last look."""
+        return max(1, 0 if self.looks.row is None else self.looks.row.processes)
+
+    @property
+    def is_busy(self) -> bool:
+        """True if something is left to do at once or later."""
+        return bool(self.pending or self.sent or self.recount_due or self.looks.is_due)
+
 
 class Counters:
     """The counters of the runs that this process works. Belongs to one event loop.
 
     `worker` is this process's name, never used by another one. `flush_interval`: seconds between
-    the beginnings of two additions to one run, at least.
+    the beginnings of two flushes to one run, at least; where it is 0, looks are not kept apart.
     """
 
     def __init__(self, records: DynamoRunRows, *, worker: str, flush_interval: float) -> None:
         self._records = records
+        self._table = records.table
         self._clock = records.table.clock
         self._worker = worker
         self._interval = flush_interval
@@ -456,12 +224,39 @@ class Counters:
         """
         return self._run(place).epoch
 
-    async def add(self, place: RunPlace, task_id: str, delta: RunDelta, *, epoch: int) -> Settled:
-        """Count a task's row that has changed; return once the run's row includes it.
+    def processes(self, place: RunPlace) -> int:
+        """Return how many processes counted in a run when this one last looked, 1 at least."""
+        run = self._runs.get(place.run_id)
+        return 1 if run is None else run.processes
 
-        Not applied if the run is deleted. Raises ConveyorError(unavailable) if the addition could
-        not be written yet; this process keeps trying until it succeeds or ends. A cancelled caller
-        changes nothing.
+    def note_claim(self, place: RunPlace, task_id: str, claimed_until: int) -> None:
+        """Note a claim of this process, or its extension: until it ends or lapses, the process has
+        not settled the last task of the run."""
+        self._run(place).claims[task_id] = claimed_until
+
+    def extend_claim(self, place: RunPlace, task_id: str, claimed_until: int) -> None:
+        """Note the extension of a claim that was noted."""
+        run = self._runs.get(place.run_id)
+        if run is not None and task_id in run.claims:
+            run.claims[task_id] = claimed_until
+
+    def end_claim(self, place: RunPlace, task_id: str, *, counts: bool) -> None:
+        """Note that this process has no claim of a task any more. Unless a settlement of it
+        `counts`, what was counted before may have been the last of the run."""
+        run = self._runs.get(place.run_id)
+        if run is None:
+            return
+        run.claims.pop(task_id, None)
+        if not counts and run.looks.ended and not self._works(run):
+            self._call_for_look(run)
+            self._start(run)
+
+    async def add(self, place: RunPlace, task_id: str, delta: RunDelta, *, epoch: int) -> Settled:
+        """Count a task's row that has changed; return once an item of the run holds it.
+
+        Not applied if the run is deleted. Raises ConveyorError(unavailable) if it could not be
+        written yet; this process keeps trying until it succeeds or ends. A cancelled caller changes
+        nothing.
         """
         run = self._run(place)
         failure = None
@@ -480,7 +275,7 @@ class Counters:
         self._start(run)
 
     async def aclose(self) -> None:
-        """Write pending additions if the table can be reached."""
+        """Write pending settlements, and look where that is due, if the table can be reached."""
         self._closing = True
         for run in self._runs.values():
             run.wake.set()
@@ -498,9 +293,18 @@ class Counters:
 
     def _forget_one(self) -> None:
         for run_id, run in self._runs.items():
-            if run.worker is None:
+            if run.worker is None and not self._works(run):
                 del self._runs[run_id]
                 return
+
+    def _works(self, run: _RunCounters) -> bool:
+        """Tell whether this process has a live claim in a run, or something to write to it."""
+        if run.pending or run.sent:
+            return True
+        now = self._clock.now()
+        for task_id in [one for one, until in run.claims.items() if until <= now]:
+            del run.claims[task_id]
+        return bool(run.claims)
 
     def _start(self, run: _RunCounters) -> None:
         if run.worker is None:
@@ -509,36 +313,46 @@ class Counters:
             run.wake.set()
 
     async def _work(self, run: _RunCounters) -> None:
-        """Add and recount until nothing is left to do for the run."""
+        """Flush, recount and look until nothing is left to do for the run."""
         try:
-            while run.pending or run.addition or run.recount_due:
+            while run.is_busy:
                 run.wake = anyio.Event()
                 if await self._step(run) and run.pending:
                     continue
                 if self._closing:
                     return
-                if run.pending or run.addition or run.recount_due:
+                if run.is_busy:
                     # Until it is time to try again, or for something new.
-                    rest = run.retry_at - self._clock.monotonic()
-                    await wait_or_timeout(run.wake, self._clock, rest)
+                    await wait_or_timeout(run.wake, self._clock, self._rest(run))
         finally:
             run.worker = None
+
+    def _rest(self, run: _RunCounters) -> float:
+        """Return the seconds until there is something to do."""
+        now = self._clock.monotonic()
+        waits = [run.retry_at - now] if run.pending or run.sent or run.recount_due else []
+        if run.looks.is_due:
+            waits.append(run.looks.next_at - now)
+        return max(0.0, min(waits, default=0.0))
 
     async def _step(self, run: _RunCounters) -> bool:
         """Do the work that is due; on failure answer the waiters, postpone the rest and return
         False."""
         try:
-            if run.pending and run.addition is None:
-                await self._start_addition(run)
-            if run.addition is not None:
-                await self._commit(run, run.addition)
-            if run.dropped or (run.recount_due and self._clock.monotonic() >= run.retry_at):
+            if run.pending or run.sent:
+                await self._flush(run)
+            if run.dropped or (run.recount_due and self._is_time(run.retry_at)):
                 await self._recount(run)
+            if run.looks.is_due and self._is_time(run.looks.next_at):
+                await self._look(run)
         except Exception as error:
             _fail_waiters(run, error)
             self._postpone(run)
             return False
         return True
+
+    def _is_time(self, at: float) -> bool:
+        return self._closing or self._clock.monotonic() >= at
 
     def _postpone(self, run: _RunCounters) -> None:
         """Put off what is left, longer each time."""
@@ -546,109 +360,277 @@ class Counters:
         pause = RETRIES.spread(run.failures, self._clock.random())
         run.retry_at = self._clock.monotonic() + pause
 
-    async def _start_addition(self, run: _RunCounters) -> None:
-        """Combine pending deltas of the current epoch into one addition; leave others to a
-        recount."""
-        if self._interval > 0 and not self._closing:
-            wait = run.began + self._interval - self._clock.monotonic()
-            if wait > 0:
-                await self._clock.sleep(wait)
-            run.began = self._clock.monotonic()
-        pending, run.pending = run.pending, []
-        current = [one for one in pending if one.epoch == run.epoch]
-        old = [one for one in pending if one.epoch != run.epoch]
-        if old:
-            self._leave_to_recount(run, old)
-        current, run.pending = _split(current)
-        if current:
-            run.addition = _Addition(next(self._numbers), current[0].epoch, current)
-
-    async def _commit(self, run: _RunCounters, addition: _Addition) -> None:
-        """Write an addition, or find that an earlier try wrote it."""
-        now = max(run.updated_at, *(part.delta.now for part in addition.parts))
-        row = await self._write_once(run, addition, now)
-        if row is None:
+    async def _flush(self, run: _RunCounters) -> None:
+        """Write what is counted, answer the settlements, and look if this process may have been the
+        last one."""
+        await self._keep_apart(run)
+        if not await self._write_all(run):
             return
-        after = await self._records.write_late_status(row, now=now)
-        before = row.run.status
-        self.observe(after)
-        run.addition = None
         run.failures = 0
-        _resolve_in_order(addition.parts, before=before, after=after.run.status)
-        if after.run.status is RunStatus.COMPLETED and _lacks_sizes(after) and not run.recount_due:
-            await self._recount_sizes(run)
+        if not run.written:
+            return
+        ended = sum(one.delta.ends_task for one in run.written)
+        looks, now = run.looks, self._clock.monotonic()
+        looks.ended += ended
+        if not self._works(run):
+            self._call_for_look(run)
+        refreshes = self._interval > 0 and now >= looks.refresh_at
+        if refreshes or (looks.is_due and (now >= looks.next_at or _is_complete(run))):
+            await self._look(run)
+        else:
+            status = None if run.row is None else run.row.run.status
+            written, run.written = run.written, []
+            _resolve(written, Settled(applied=True, run_status=status))
 
-    async def _write_once(self, run: _RunCounters, addition: _Addition, now: int) -> RunRow | None:
-        """Write an addition unless an earlier try did, and return the row; return None, and let go
-        of the addition, if the run is gone or has been recounted.
+    async def _keep_apart(self, run: _RunCounters) -> None:
+        """Wait until the next flush may begin: the more processes count, and the more each of them
+        writes, the longer."""
+        if self._interval <= 0 or self._closing:
+            return
+        parts = 1 if run.row is None else run.row.parts
+        held = NOTHING if run.item is None else run.item.held
+        units = ceil(len(encode_values(held)) / WRITE_UNIT)
+        interval = max(self._interval, run.processes * units / (WRITES_PER_PART * parts))
+        wait = run.began + interval - self._clock.monotonic()
+        if wait > 0:
+            await self._clock.sleep(wait)
+        run.began = self._clock.monotonic()
 
-        Another process may begin a group or a media type meanwhile, which refuses an addition that
-        begins one; each refusal is thus a step towards the bound of both.
-        """
-        for _ in range(TRIES + MOST_GROUPS + MOST_TYPES):
-            assert run.row is not None  # an addition has the epoch of a row
-            update = _AdditionUpdate(run.row, addition.parts)
-            if update.samples:
-                await for_each(partial(self._note, run.place), update.samples)
-            try:
-                return read_run_row(await self._write(run.place, addition, update, now))
-            except AwsRefused as refused:
-                if not refused.is_condition:
-                    raise
-                found = conflicting_item(refused)
-            if found is None or found["status"] == RunStatus.DELETED:
-                if update.samples:
-                    # The removal of the run may have come before its samples.
-                    await remove_group_items(self._records.table, run.place.run_id)
-                run.addition = None
-                _resolve(addition.parts, Settled(applied=False, run_status=None))
-                return None
-            row = read_run_row(found)
-            self.observe(row)
-            if row.sequences.get(self._worker, 0) >= addition.number:
-                return row
-            if row.counter_epoch != addition.epoch:
-                run.addition = None
-                self._leave_to_recount(run, addition.parts)
-                return None
+    async def _write_all(self, run: _RunCounters) -> bool:
+        """Write pending settlements of the current epoch; leave others to a recount. Return False
+        if the run is gone."""
+        blocked = 0
+        for _ in range(TRIES + RECOUNT_LOOKS):
+            await self._follow_epoch(run)
+            pending, run.pending = run.pending, []
+            run.sent += [one for one in pending if one.epoch == run.epoch]
+            self._leave_to_recount(run, [one for one in pending if one.epoch != run.epoch])
+            if not run.sent:
+                return True
+            outcome = await self._write(run)
+            if outcome is _Outcome.WRITTEN:
+                return True
+            if outcome is _Outcome.GONE:
+                await self._let_go(run)
+                return False
+            if outcome is _Outcome.BLOCKED:
+                blocked += 1
+                if blocked > RECOUNT_LOOKS or self._closing:
+                    self._leave_to_recount(run, run.sent)
+                    run.sent, run.item = [], None
+                    return True
+                await self._clock.sleep(RECOUNT_PAUSE)
         raise contention_error()
 
-    async def _note(self, place: RunPlace, sample: tuple[list[FailureSample], bool]) -> None:
-        failures, begins = sample
-        await note_failures(self._records.table, place.run_id, failures, begins=begins)
+    async def _follow_epoch(self, run: _RunCounters) -> None:
+        """Go over to the current epoch. What the item of the epoch before lacks is counted there if
+        its sum was carried over, else left to a recount."""
+        row, item = run.row, run.item
+        assert row is not None  # settlements have the epoch of a row
+        carried_from = row.counter_epoch - 1 if row.carried else None
+        if item is not None and item.epoch != row.counter_epoch:
+            if run.sent:
+                found = await self._table.get(self._key(run, item))
+                if found is not None:
+                    _acknowledge(run, item, found)
+                elif item.is_open:
+                    carried_from = None  # it has expired, and may have held anything
+            if item.epoch == carried_from:
+                run.pending = [*run.sent, *run.pending]
+            else:
+                self._leave_to_recount(run, run.sent)
+            run.sent, run.item = [], None
+        if run.item is None:
+            run.item = _OwnItem(row.counter_epoch)
+        for one in run.pending:
+            if one.epoch == carried_from:
+                one.epoch = row.counter_epoch
 
-    async def _write(
-        self, place: RunPlace, addition: _Addition, update: _AdditionUpdate, now: int
-    ) -> dict[str, Plain]:
-        return await self._records.table.update(
-            place.key,
-            update.expression,
-            condition=" AND ".join([_CONDITION, *update.conditions]),
-            worker=AttributeName(self._worker),
-            number=addition.number,
-            now=now,
-            one=1,
-            deleted=str(RunStatus.DELETED),
-            epoch=addition.epoch,
-            **update.values,
+    async def _write(self, run: _RunCounters) -> _Outcome:
+        """Write the item of this process with all that was sent."""
+        item, row = run.item, run.row
+        assert item is not None
+        assert row is not None  # settlements have the epoch of a row
+        await self._note_samples(run)
+        number = next(self._numbers)
+        deltas = [one.counted for one in run.sent]
+        values = count_deltas(item.held, deltas, row.run.stats.shape.types)
+        item.tries[number] = len(run.sent)
+        try:
+            if item.is_open:
+                await self._table.update(
+                    self._key(run, item),
+                    _FLUSH,
+                    condition=_IS_OPEN,
+                    number=number,
+                    counts=encode_values(values),
+                )
+            else:
+                await self._open(run, item, number, values)
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            found = refused.items[0] if refused.items else refused.item
+            if found:
+                return await self._go_on_from(run, item, untag_all(found))
+            return await self._go_on_without(run, item)
+        item.is_open = True
+        item.held = values
+        item.tries.clear()
+        run.written += run.sent
+        run.sent = []
+        return _Outcome.WRITTEN
+
+    async def _open(
+        self, run: _RunCounters, item: _OwnItem, number: int, values: CountedValues
+    ) -> None:
+        """Make the item of this process, unless the epoch has passed, or ends."""
+        table = self._table
+        check = table.check_part(
+            run.place.key, condition=_MAY_OPEN, deleted=str(RunStatus.DELETED), epoch=item.epoch
+        )
+        made = table.put_part(
+            self._key(run, item),
+            new_process_item(number, values),
+            condition="attribute_not_exists(pk)",
+        )
+        await table.transact([made, check], token=self._clock.new_id())
+
+    def _key(self, run: _RunCounters, item: _OwnItem) -> Key:
+        assert run.row is not None  # an item has the epoch of a row
+        return process_item_key(
+            run.place.run_id, run.row.parts, item.epoch, self._worker, item.generation
         )
 
-    async def _recount_sizes(self, run: _RunCounters) -> None:
-        """Recount a run that has just completed. Makes one try, as the sizes are not worth more."""
+    async def _go_on_from(self, run: _RunCounters, item: _OwnItem, found: Item) -> _Outcome:
+        """Go on after a refusal by the item as found: an earlier try wrote it, or it takes no more
+        values."""
+        read = _acknowledge(run, item, found)
+        if not read.closed:
+            return _Outcome.WRITTEN if not run.sent else _Outcome.AGAIN
+        if read.folded:
+            run.item = _OwnItem(item.epoch, item.generation + 1)
+            return _Outcome.AGAIN
+        return await self._wait_for_epoch(run, item)
+
+    async def _go_on_without(self, run: _RunCounters, item: _OwnItem) -> _Outcome:
+        """Go on after a refusal where there is no item: the run does not admit one, or the item has
+        expired."""
+        outcome = await self._wait_for_epoch(run, item)
+        if outcome is _Outcome.GONE or run.epoch != item.epoch:
+            return outcome
+        found = await self._table.get(self._key(run, item))
+        if found is not None:
+            return await self._go_on_from(run, item, found)
+        if item.is_open:
+            # It may have held what was sent.
+            self._leave_to_recount(run, run.sent)
+            run.sent, run.item = [], _OwnItem(item.epoch, item.generation + 1)
+            return _Outcome.AGAIN
+        return outcome
+
+    async def _wait_for_epoch(self, run: _RunCounters, item: _OwnItem) -> _Outcome:
+        """Read whether the epoch of an item has passed, or a recount is about to end it."""
+        row = await self._records.read_bare(run.place)
+        if row is None or row.run.status is RunStatus.DELETED:
+            return _Outcome.GONE
+        self.observe(row)
+        is_counted = bool(row.recounting) and row.counter_epoch == item.epoch
+        return _Outcome.BLOCKED if is_counted else _Outcome.AGAIN
+
+    async def _note_samples(self, run: _RunCounters) -> None:
+        """Write the items of groups that begin, and the first few failures of each, before they are
+        counted."""
+        assert run.item is not None
+        own, known = run.item.held.groups, _known_groups(run)
+        found: dict[str, list[_PendingDelta]] = {}
+        for one in run.sent:
+            if one.failure is not None and not one.is_noted:
+                found.setdefault(one.failure.group_id, []).append(one)
+
+        async def note(group_id: str) -> None:
+            failures = [one.failure for one in found[group_id] if one.failure is not None]
+            begins = group_id not in own and group_id not in known
+            await note_failures(self._table, run.place.run_id, failures, begins=begins)
+
+        def has_room(group_id: str) -> bool:
+            counted = max(one[group_id].failed if group_id in one else 0 for one in (own, known))
+            if counted:
+                return counted < MOST_SAMPLES
+            return max(len(own), len(known)) < MOST_GROUPS
+
+        await for_each(note, filter(has_room, found))
+        for some in found.values():
+            for one in some:
+                one.is_noted = True
+
+    async def _let_go(self, run: _RunCounters) -> None:
+        """Answer the settlements of a run that is deleted or gone."""
+        waiting = [*run.written, *run.sent, *run.pending]
+        if any(one.failure is not None for one in waiting):
+            # The removal of the run may have come before its samples.
+            await remove_group_items(self._table, run.place.run_id)
+        _resolve(waiting, Settled(applied=False, run_status=None))
+        run.written, run.sent, run.pending, run.item = [], [], [], None
+        run.looks.is_due = False
+
+    async def _look(self, run: _RunCounters) -> None:
+        """Read the run with its sum, write the status that follows, and answer what was written."""
+        looks = run.looks
+        looks.is_due = True
         try:
-            await self._recount(run)
-        except ConveyorError as error:
-            _log.warning(
-                "the sizes of results stay too few: %s",
-                error.detail,
-                extra={"run_id": run.place.run_id},
-            )
+            before = await self._records.read_at(run.place)
+            after = None
+            if before is not None and before.run.status is not RunStatus.DELETED:
+                now = max(run.updated_at, before.run.updated_at)
+                after = await self._records.write_late_status(before, now=now)
+                if not after.live:
+                    after = await self._records.keep_sum(run.place)
+        except BaseException:
+            known = None if run.row is None else run.row.run.status
+            _resolve(run.written, Settled(applied=True, run_status=known))
+            run.written = []
+            pause = RETRIES.spread(run.failures + 1, self._clock.random())
+            looks.next_at = self._clock.monotonic() + pause
+            raise
+        if before is None or after is None or after.run.status is RunStatus.DELETED:
+            await self._let_go(run)
+            return
+        self._note_look(run, after)
+        written, run.written = run.written, []
+        _resolve_in_order(written, before=before.run.status, after=after.run.status)
+
+    def _note_look(self, run: _RunCounters, row: RunRow) -> None:
+        """Note the run as it was read with its sum, and put off the next look."""
+        self.observe(row)
+        looks, now = run.looks, self._clock.monotonic()
+        looks.row, looks.ended, looks.is_due = row, 0, False
+        looks.next_at = now + self._look_apart(run)
+        looks.refresh_at = now + looks.refresh_pause * (0.5 + self._clock.random())
+        most = max(REFRESH_LAST, self._look_apart(run) * LOOK_APART)
+        looks.refresh_pause = min(2 * looks.refresh_pause, most)
+
+    def _look_apart(self, run: _RunCounters) -> float:
+        """Return the seconds between two looks at a run: the looks of all processes, each of which
+        reads the items of all, are to fit into each partition."""
+        if run.row is None:
+            return 0.0
+        units = ceil(run.processes * ITEM_BYTES / (run.row.parts * READ_UNIT))
+        return max(LOOK_APART * self._interval, run.processes * units / LOOK_UNITS)
+
+    def _call_for_look(self, run: _RunCounters) -> None:
+        """Have this process look at a run: at once as a rule. Many processes that run out of tasks
+        at one moment take turns."""
+        if not run.looks.is_due and run.processes > MANY_PROCESSES:
+            spread = self._clock.random() * self._look_apart(run)
+            run.looks.next_at = max(run.looks.next_at, self._clock.monotonic() + spread)
+        run.looks.is_due = True
 
     def _leave_to_recount(self, run: _RunCounters, parts: Sequence[_PendingDelta]) -> None:
         """Leave deltas to a recount, because the last one may or may not have counted their
         rows."""
         run.dropped += parts
-        run.recount_due = True
+        run.recount_due = run.recount_due or bool(parts)
 
     async def _recount(self, run: _RunCounters) -> bool:
         """Recount a run; return False if the recount has to wait for a live claim.
@@ -671,126 +653,37 @@ class Counters:
         return done
 
 
-def _lacks_sizes(row: RunRow) -> bool:
-    """Tell whether a version that counted no sizes has counted in a run. Its rows have them."""
-    return sum(row.run.stats.shape.sizes) < row.run.stats.successful
-
-
 def _age(row: RunRow) -> tuple[int, int]:
-    """Return what only grows while counters change: rows may be seen in another order."""
-    return row.counter_epoch, row.flushes
+    """Return what only grows while a run changes: rows may be seen in another order."""
+    return row.counter_epoch, row.run.version
 
 
-def _split(parts: list[_PendingDelta]) -> tuple[list[_PendingDelta], list[_PendingDelta]]:
-    """Split deltas into those of the next addition, and those that wait for the one after it."""
-    group_ids: set[str] = set()
-    for number, part in enumerate(parts):
-        if part.failure is None:
-            continue
-        if len(group_ids) == MOST_GROUPS_ADDED and part.failure.group_id not in group_ids:
-            return parts[:number], parts[number:]
-        group_ids.add(part.failure.group_id)
-    return parts, []
+def _known_groups(run: _RunCounters) -> Mapping[str, GroupCount]:
+    """Return the groups that the run keeps, as far as this process has seen."""
+    rows = [one for one in (run.looks.row, run.row) if one is not None]
+    return max((one.groups for one in rows), key=len, default={})
 
 
-class _AdditionUpdate:
-    """The update of a run's row, as it was last seen, by one addition.
-
-    A group, or a media type, may begin only while the run keeps exactly those that it kept when it
-    was seen, so that all processes agree on the first of them. `samples` are failures to be noted
-    before, by group, each with whether the group begins.
-    """
-
-    def __init__(self, row: RunRow, parts: Sequence[_PendingDelta]) -> None:
-        deltas = [part.delta for part in parts]
-        self.samples: list[tuple[list[FailureSample], bool]] = []
-        self.conditions: list[str] = []
-        self.values: dict[str, PlaceholderValue] = {}
-        self._sets = [_SETS]
-        self._add_types(row.run.stats.shape.types, deltas)
-        self._add_groups(row, [part.failure for part in parts if part.failure is not None])
-        adds = _sum_by_attribute(deltas)
-        self.values |= {f"add_{name}": value for name, value in adds.items()}
-        self.expression = f"SET {', '.join(self._sets)} ADD flushes :one" + "".join(
-            f", #{name} :add_{name}" for name in adds
-        )
-
-    def _add_types(self, kept: Mapping[str, int], deltas: Sequence[RunDelta]) -> None:
-        counted, adds = dict(kept), dict[str, int]()
-        for delta in deltas:
-            if delta.result is not None:
-                name = counted_type(delta.result.content_type, counted)
-                counted.setdefault(name, 0)
-                adds[name] = adds.get(name, 0) + 1
-        if self._begin("t", TYPES, kept, adds):
-            return
-        for number, (name, count) in enumerate(adds.items()):
-            path, value = f"#t.#t{number}", f":t{number}n"
-            self._sets.append(f"{path} = {path} + {value}" if name in kept else f"{path} = {value}")
-            self.values |= {f"t{number}": AttributeName(name), f"t{number}n": count}
-
-    def _add_groups(self, row: RunRow, failures: Sequence[FailureSample]) -> None:
-        """Count failures in their groups; leave out those of groups that may not begin."""
-        kept = row.groups
-        counted = sum(group.failed for group in kept.values())
-        # While a failed task lies in no group, a new group could not count all of its tasks.
-        room = MOST_GROUPS - len(kept) if counted >= row.run.stats.failed else 0
-        found: dict[str, list[FailureSample]] = {}
-        for failure in failures:
-            if failure.group_id in found:
-                found[failure.group_id].append(failure)
-            elif failure.group_id in kept or room > 0:
-                room -= failure.group_id not in kept
-                found[failure.group_id] = [failure]
-        for group_id, some in found.items():
-            begins = group_id not in kept
-            if begins or kept[group_id].failed < MOST_SAMPLES:
-                self.samples.append((some, begins))
-        adds = {one: [len(some), some[-1].at] for one, some in found.items()}
-        if self._begin("g", GROUPS, kept, adds):
-            return
-        for number, (group_id, (count, last_at)) in enumerate(adds.items()):
-            path = f"#g.#g{number}"
-            self.values |= {f"g{number}": AttributeName(group_id), f"g{number}n": count}
-            if group_id in kept:
-                self._sets.append(f"{path}[0] = {path}[0] + :g{number}n, {path}[1] = :g{number}t")
-                self.values[f"g{number}t"] = last_at
-            else:
-                self._sets.append(f"{path} = :g{number}n")
-                self.values[f"g{number}n"] = [count, last_at]
-
-    def _begin(
-        self, alias: str, name: str, kept: Collection[str], adds: Mapping[str, Plain]
-    ) -> bool:
-        """Name a map by its short alias, and add the condition under which entries of it may begin;
-        return True if the map itself does."""
-        if not adds:
-            return False
-        self.values[alias] = AttributeName(name)
-        if all(one in kept for one in adds):
-            return False
-        if kept:
-            self.conditions.append(f"size(#{alias}) = :{alias}_kept")
-            self.values[f"{alias}_kept"] = len(kept)
-            return False
-        self.conditions.append(f"attribute_not_exists(#{alias})")
-        self._sets.append(f"#{alias} = :{alias}_all")
-        self.values[f"{alias}_all"] = dict(adds)
-        return True
+def _is_complete(run: _RunCounters) -> bool:
+    """Tell whether all tasks have ended by what this process knows alone."""
+    seen, row = run.looks.row, run.row
+    if seen is None or row is None:
+        return False
+    return seen.run.stats.completed + run.looks.ended >= row.run.stats.total
 
 
-def _sum_by_attribute(deltas: Sequence[RunDelta]) -> dict[str, Plain]:
-    """Sum deltas by attribute; leave out zeros. Adds up money in decimal digits."""
-    adds: dict[str, Plain] = {
-        "successful": sum(delta.successful for delta in deltas),
-        "failed": sum(delta.failed for delta in deltas),
-        "credits": sum(delta.spend.credits for delta in deltas),
-        "cost": float(sum(Decimal(repr(delta.spend.cost)) for delta in deltas)),
+def _acknowledge(run: _RunCounters, item: _OwnItem, found: Item) -> ProcessItem:
+    """Note which of the deltas sent an item holds, as found."""
+    read = read_process_item(found)
+    count = item.tries.get(read.number, 0)
+    run.written += run.sent[:count]
+    run.sent = run.sent[count:]
+    item.held, item.is_open = read.values, True
+    # Those before it can no longer arrive; a later one still may.
+    item.tries = {
+        number: carried - count for number, carried in item.tries.items() if number > read.number
     }
-    names = [f"{REASON}{delta.failure}" for delta in deltas if delta.failure is not None]
-    names += [f"{SIZE}{size_class(one.result.size)}" for one in deltas if one.result is not None]
-    adds |= Counter(names)
-    return {name: value for name, value in adds.items() if value}
+    return read
 
 
 def _resolve(parts: Sequence[_PendingDelta], settled: Settled) -> None:
@@ -802,7 +695,7 @@ def _resolve(parts: Sequence[_PendingDelta], settled: Settled) -> None:
 def _resolve_in_order(
     parts: Sequence[_PendingDelta], *, before: RunStatus, after: RunStatus
 ) -> None:
-    """Answer as if each delta had been added alone: the last one that ended a task changed the
+    """Answer as if each delta had been counted alone: the last one that ended a task changed the
     status."""
     last = [part for part in parts if part.delta.ends_task][-1:]
     _resolve(last, Settled(applied=True, run_status=after))
@@ -810,11 +703,11 @@ def _resolve_in_order(
 
 
 def _fail_waiters(run: _RunCounters, error: Exception) -> None:
-    """Fail the waiters. The addition keeps its number, because it may have been written."""
+    """Fail the waiters. What was sent is sent again, because it may not have been written."""
     if not isinstance(error, ConveyorError):
         _log.error("counters cannot be written", exc_info=error)
         error = ConveyorError(ErrorCode.UNAVAILABLE, "counters cannot be written", retry_after=5)
-    parts = [*run.dropped, *run.pending, *(run.addition.parts if run.addition else [])]
+    parts = [*run.dropped, *run.pending, *run.sent]
     run.dropped = []
     for part in parts:
         if not part.answer.done():

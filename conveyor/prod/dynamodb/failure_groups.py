@@ -1,9 +1,10 @@
 """The items of failure groups: the first failure of each group of a run, beside the run's place.
 
-The count of a group, and the instant of the failure that was counted last, lie in the run's row and
-move with `failed`. The item is written before its group is counted for the first time, so a reader
-who finds a count finds the item too. An item whose group was not counted in the end is not shown. A
-count whose item cannot be read is not shown either: its tasks count among those of no group.
+The count of a group, and the instant of the failure that was counted last, lie where `failed` is
+counted, and move with it. The item is written before its group is counted for the first time, so a
+reader who finds a count finds the item too. An item whose group was not counted in the end is not
+shown. A count whose item cannot be read is not shown either: its tasks count among those of no
+group.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
-from conveyor.prod.dynamodb.run_rows import GroupCount, RunRow
+from conveyor.prod.dynamodb.counter_sums import GroupCount
+from conveyor.prod.dynamodb.run_rows import RunRow
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, SORT_KEY, failure_group_key
 
 

@@ -48,7 +48,7 @@ from conveyor.prod.dynamodb.copying import (
     sum_maps,
     summarize_rows,
 )
-from conveyor.prod.dynamodb.counters import recount_at
+from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.run_rows import (
     GROUPS,
     REASON,
@@ -160,19 +160,19 @@ def counter_changes(before: Counts, after: Counts) -> dict[str, int]:
 
 def map_changes(row: RunRow, before: Counts, after: Counts) -> Change:
     """Return the change that turns groups and media types of a run for the rows of `before` into
-    those for the rows of `after`. It sets the maps whole, as long as no addition came between; as a
-    rule they agree, and it does nothing."""
+    those for the rows of `after`. It sets the maps of the base whole; as a rule they agree, and it
+    does nothing."""
     sets: dict[str, Plain] = {}
     if before.groups != after.groups:
         less = {group_id: -count for group_id, count in before.groups.items()}
         change = sum_maps(less, after.groups)
         groups = {
             group_id: [max(group.failed + change.get(group_id, 0), 0), group.last_at]
-            for group_id, group in row.groups.items()
+            for group_id, group in row.base.groups.items()
         }
         sets[GROUPS] = groups
     if before.types != after.types:
-        types = dict(row.run.stats.shape.types)
+        types = dict(row.base.types)
         for name, count in before.types.items():
             types[name] = types.get(name, 0) - count
         for name, count in after.types.items():
@@ -184,8 +184,6 @@ def map_changes(row: RunRow, before: Counts, after: Counts) -> Change:
     return Change(
         sets={name: value for name, value in sets.items() if value},
         removes=[name for name, value in sets.items() if not value],
-        condition="flushes = :seen_flushes AND counter_epoch = :seen_epoch",
-        values={"seen_flushes": row.flushes, "seen_epoch": row.counter_epoch},
     )
 
 
@@ -217,6 +215,7 @@ async def finish_ingestion(records: DynamoRunRows, run_id: str, *, now: int) -> 
         run = known.row.run
         if not run.ingesting:
             return run.status
+        known = known._replace(row=await records.summed(known.row))
         counts = await _final_counts(records, known)
         if run.rerun_of is not None and run.ingest is not None and run.ingest.statuses is None:
             # All rows start afresh, so the run needs no body of its source.
@@ -225,7 +224,9 @@ async def finish_ingestion(records: DynamoRunRows, run_id: str, *, now: int) -> 
             after = await records.change(known.row, _finish_change(known, counts), now=now)
         except RunVersionConflict:
             continue
-        return (await records.write_late_status(after, now=now)).run.status
+        # What was counted before that write found a run that still ingests.
+        latest = await records.summed_anew(after)
+        return (await records.write_late_status(latest, now=now)).run.status
     raise contention_error()
 
 
@@ -235,7 +236,7 @@ async def repair_late_rows(
     """Repair the count after the checkpoint refused rows that are written already. Return whether
     the run still ingests, so that the caller may try again."""
     for _ in range(TRIES):
-        row = await records.read_at(place)
+        row = await records.read_bare(place)
         if row is None or row.run.status is RunStatus.DELETED:
             await records.table.delete_many(written.keys)
             return False
@@ -305,7 +306,7 @@ def _finish_change(known: IngestRow, counts: Counts) -> Change:
         status=None if status is run.status else status,
         ingesting=False,
         adds=adds,
-        # With many groups these are large, and every addition would pay for them.
+        # With many groups these are large, and every read of the row would pay for them.
         removes=[*maps.removes, "planned", "copied"],
     )
 

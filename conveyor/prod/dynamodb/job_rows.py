@@ -215,10 +215,14 @@ class JobReads:
         }
         runs = await self._table.get_many(list(_latest_keys(jobs.values())))
         self._table.records_read += len(items) + len(runs)
+        rows = await self._records.summed_all(decode_intact(read_run_row, runs.values()))
         views: list[JobAndRun | None] = []
         for job_id, job in jobs.items():
+            key = run_key(job_id, job.latest_run_sequence)
+            if key in runs and key not in rows:
+                continue
             try:
-                run = await self._read(runs.get(run_key(job_id, job.latest_run_sequence)))
+                run = None if key not in rows else await self._records.with_late_status(rows[key])
                 certain = _is_consistent(job, run)
                 views.append(
                     JobAndRun(job, _unless_deleted(run))

@@ -45,16 +45,16 @@ from conveyor.prod.dynamodb.copying import (
     refuse_live_claims,
     write_intent,
 )
-from conveyor.prod.dynamodb.counters import recount_at
+from conveyor.prod.dynamodb.counter_sums import GroupCount
 from conveyor.prod.dynamodb.failure_groups import group_items
 from conveyor.prod.dynamodb.idempotency import StoredResponses
 from conveyor.prod.dynamodb.job_rows import JobAndRun, JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.outbox_rows import new_entry_parts
+from conveyor.prod.dynamodb.recount import recount_at
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
     Change,
     DynamoRunRows,
-    GroupCount,
     RunPlace,
     RunRow,
     new_run_item,

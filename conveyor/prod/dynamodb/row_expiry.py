@@ -25,13 +25,8 @@ from conveyor.prod.dynamodb.client import (
     keys_of,
     row_time_to_live,
 )
-from conveyor.prod.dynamodb.run_rows import (
-    MOST_REMEMBERED,
-    DynamoRunRows,
-    RunPlace,
-    RunReads,
-    RunRow,
-)
+from conveyor.prod.dynamodb.run_reads import MOST_REMEMBERED, RunReads
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunRow
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import last_scanned_index, query_after
 

@@ -2,9 +2,9 @@
 
 `RunPlaces` finds the key of a run by its id and caches it, since a place never changes.
 `DynamoRunRows` reads runs strongly and writes a `Change` under an optimistic lock, the row's
-`version`. Counters are additions that leave the version alone, so counting never collides with a
-change of status; `counter_epoch` and `sequences` make an addition safe to repeat (`counters`).
-`RunReads` shares one strong read of a run among concurrent callers.
+`version`. The row holds the base of the counters; what processes have counted lies in items of
+their own (`counter_sums`), so counting never touches the row. Reads of a live run add up both. The
+row of an ended run carries the sum.
 
 Whoever ends a run makes its outbox entries due right after, by a second write each. If a crash
 loses that write, the entry keeps its earlier due time, and its next delivery sees the end.
@@ -12,13 +12,14 @@ loses that write, the entry keeps its earlier due time, and its next delivery se
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
 from cachetools import LRUCache
 
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.model import (
     Ingest,
     IngestStatus,
@@ -27,10 +28,9 @@ from conveyor.domain.model import (
     RunFailure,
     RunStats,
     RunStatus,
-    Spend,
     TaskStatus,
 )
-from conveyor.domain.result_shape import SIZE_CLASSES, ResultShape
+from conveyor.domain.result_shape import SIZE_CLASSES
 from conveyor.domain.shards import Shards, ShardScheme, shards_of
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
 from conveyor.ports.maintenance import ENDED_FOR
@@ -43,10 +43,21 @@ from conveyor.prod.dynamodb.client import (
     Plain,
     Query,
     Table,
+    UnreadableRow,
     conflicting_item,
     contention_error,
     decode_intact,
     decodes_row,
+)
+from conveyor.prod.dynamodb.counter_sums import (
+    NOTHING,
+    CountedValues,
+    GroupCount,
+    decode_values,
+    encode_values,
+    parts_of,
+    process_items,
+    sum_values,
 )
 from conveyor.prod.dynamodb.outbox_rows import WAITING, make_due, subscribers_of
 from conveyor.prod.dynamodb.schema import (
@@ -136,6 +147,12 @@ TYPES = "types"
 """The map of bodies by media type; absent without one."""
 GROUPS = "failure_groups"
 """The map of failure groups; absent without one."""
+COUNTED = "counted"
+"""The values of all items together, on the row of an ended run; absent before."""
+SUMS = "sums"
+"""The number of writes of that sum."""
+RECOUNTING = "recounting"
+"""The token of the recount that closes the items of the epoch; absent without one."""
 
 _TEXT_ATTRIBUTES = ("run_id", "job_id", "caller")
 _NUMBER_ATTRIBUTES = (
@@ -158,19 +175,16 @@ _encode = msgspec.json.encode
 _ingest = msgspec.json.Decoder(Ingest)
 
 
-class GroupCount(NamedTuple):
-    """The failed tasks of a group, and the instant of the failure that was counted last."""
-
-    failed: int
-    last_at: int
-
-
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run as read, with the attributes that only this store keeps.
 
-    `counter_epoch` is raised by every absolute write of the counters. `sequences` holds the number
-    of each worker's last addition, `flushes` the number of additions. `groups` holds the failure
-    groups by id. `reserved` holds additions that are not counted yet, as number of tasks by first
+    The counters in `run`, and `groups`, the failure groups by id, are the sum of `base` and
+    `counted`, which lacks items of processes unless `is_summed`; `processes` is the number of those
+    items. They are spread over `parts` partitions. `counter_epoch` is raised by every absolute
+    write of the counters; `carried` tells that the last one took over the sum of the epoch before,
+    `folds` how often items have moved into the base, `sums` how often the sum was written on the
+    row. `recounting` is the token of a recount that
+    closes items. `reserved` holds additions that are not counted yet, as number of tasks by first
     index; `given_up` those that never will be. `ended_at` is 0 before the end. `subscribers`: an
     outbox entry for each waits for the end. `rows_stamped_at`: settled rows live at least as if
     they had ended then. `expired`: retention has deleted the run. `unsettled`: rows may change or
@@ -184,9 +198,16 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     result_ttl_days: int
     shards: Shards
     counter_epoch: int = 0
-    sequences: dict[str, int] = {}
-    flushes: int = 0
+    base: CountedValues = NOTHING
+    counted: CountedValues = NOTHING
     groups: Mapping[str, GroupCount] = {}
+    is_summed: bool = False
+    processes: int = 0
+    parts: int = 1
+    folds: int = 0
+    sums: int = 0
+    carried: bool = False
+    recounting: str = ""
     reserved: dict[str, int] = {}
     given_up: dict[str, int] = {}
     ended_at: int = 0
@@ -207,6 +228,23 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def live(self) -> bool:
         """True if tasks of the run may be claimed."""
         return self.run.status in LIVE_RUN_STATES
+
+    def with_counted(self, counted: CountedValues, *, processes: int) -> RunRow:
+        """Return the row with the sum of its base and what processes have counted."""
+        values = sum_values(self.base, [counted])
+        run = msgspec.structs.replace(
+            self.run,
+            stats=values.stats(total=self.run.stats.total, inherited=self.run.stats.inherited),
+            updated_at=max(self.run.updated_at, values.at),
+        )
+        return msgspec.structs.replace(
+            self,
+            run=run,
+            counted=counted,
+            groups=values.groups,
+            is_summed=True,
+            processes=processes,
+        )
 
     def contains_index(self, index: int) -> bool:
         """Return whether the row at an index is part of the run, and not of an addition that is
@@ -237,8 +275,9 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
         "next_index": run.next_index,
         "version": run.version,
         "counter_epoch": 0,
-        "sequences": {},
-        "flushes": 0,
+        "counter_parts": parts_of(job.max_inflight),
+        "folds": 0,
+        SUMS: 0,
         "reserved": {},
         "queue_generation": 0,
         "ingesting": run.ingesting,
@@ -288,7 +327,7 @@ def counters(stats: RunStats, groups: Mapping[str, GroupCount]) -> Item:
     if stats.shape.types:
         item[TYPES] = dict(stats.shape.types)
     if groups:
-        item[GROUPS] = {group_id: list(group) for group_id, group in groups.items()}
+        item[GROUPS] = {one: [group.failed, group.last_at] for one, group in groups.items()}
     return item
 
 
@@ -329,22 +368,28 @@ def index_keys(
 
 @decodes_row
 def read_run_row(item: Item) -> RunRow:
-    """Decode a run. Raises DamagedRow."""
+    """Decode a run as its row has it: summed only once it has ended and is settled. Raises
+    DamagedRow."""
     for names, kind in ((_TEXT_ATTRIBUTES, str), (_NUMBER_ATTRIBUTES, int)):
         for name in names:
             if type(item[name]) is not kind:
                 raise TypeError(name)
-    return RunRow(
-        run=_run(item),
+    base = _base(item)
+    row = RunRow(
+        run=_run(item, base),
         caller=item["caller"],
         priority=item["priority"],
         max_inflight=item["max_inflight"],
         result_ttl_days=item["result_ttl_days"],
         shards=Shards(item["shard_count"], ShardScheme(item["shard_scheme"])),
         counter_epoch=item["counter_epoch"],
-        sequences=item["sequences"],
-        flushes=item["flushes"],
-        groups={group_id: GroupCount(*group) for group_id, group in item.get(GROUPS, {}).items()},
+        base=base,
+        groups=base.groups,
+        parts=item["counter_parts"],
+        folds=item["folds"],
+        sums=item[SUMS],
+        carried=item.get("carried", False),
+        recounting=item.get(RECOUNTING, ""),
         reserved=item.get("reserved", {}),
         given_up=item.get("given_up", {}),
         ended_at=item.get("ended_at", 0),
@@ -356,9 +401,14 @@ def read_run_row(item: Item) -> RunRow:
         dispatch_changed_at=item["dispatch_changed_at"],
         subscribers=tuple(one for one, name in WAITING.items() if item.get(name, False)),
     )
+    text = item.get(COUNTED)
+    if text is None:
+        return row
+    row = row.with_counted(decode_values(text), processes=0)
+    return msgspec.structs.replace(row, is_summed=not row.live and not row.unsettled)
 
 
-def _run(item: Item) -> Run:
+def _run(item: Item, base: CountedValues) -> Run:
     failure = item.get("failure_reason")
     return Run(
         run_id=item["run_id"],
@@ -366,13 +416,13 @@ def _run(item: Item) -> Run:
         run_sequence=item["run_sequence"],
         status=RunStatus(item["status"]),
         created_at=item["created_at"],
-        # Additions and changes each write a time of their own, so neither sets the other back.
+        # Checkpoints and changes each write a time of their own, so neither sets the other back.
         updated_at=max(item["updated_at"], item.get("counted_at", 0)),
         trigger=item["trigger"],
         paused=item["paused"],
         last_batch_received=item["last_batch_received"],
         next_index=item["next_index"],
-        stats=_stats(item),
+        stats=base.stats(total=item["total"], inherited=item["inherited"]),
         failure_reason=None if failure is None else RunFailure(failure),
         failure_detail=item.get("failure_detail"),
         rerun_of=item.get("rerun_of"),
@@ -382,23 +432,21 @@ def _run(item: Item) -> Run:
     )
 
 
-def _stats(item: dict[str, Any]) -> RunStats:
-    reasons = {
-        name.removeprefix(REASON): count
-        for name, count in item.items()
-        if name.startswith(REASON) and count
-    }
-    return RunStats(
-        total=item["total"],
+def _base(item: dict[str, Any]) -> CountedValues:
+    """Decode the base of the counters. Of a group that counts no task the row has no use."""
+    return CountedValues(
         successful=item["successful"],
         failed=item["failed"],
-        failure_reasons=reasons,
-        spend=Spend(item["credits"], float(item["cost"])),
-        inherited=item["inherited"],
-        shape=ResultShape(
-            tuple(item.get(f"{SIZE}{number}", 0) for number in range(SIZE_CLASSES)),
-            item.get(TYPES, {}),
-        ),
+        credits=item["credits"],
+        cost=Decimal(repr(item["cost"])),
+        reasons={
+            name.removeprefix(REASON): count
+            for name, count in item.items()
+            if name.startswith(REASON) and count
+        },
+        sizes=tuple(item.get(f"{SIZE}{number}", 0) for number in range(SIZE_CLASSES)),
+        types=item.get(TYPES, {}),
+        groups={group_id: GroupCount(*group) for group_id, group in item.get(GROUPS, {}).items()},
     )
 
 
@@ -445,9 +493,14 @@ async def list_run_rows(
 
 TRIES = 20
 """Lost races after which an optimistic write gives up."""
+SUMS_AT_ONCE = 16
+"""Runs whose counters are added up at a time."""
+SUM_TRIES = 4
+"""Sums that pass the total of their run after which the last one is taken as it is."""
 
 
 _CUT_SHORT_STATES = (RunStatus.STOPPED, RunStatus.FAILED)
+_ENDED_STATES = (RunStatus.COMPLETED, *_CUT_SHORT_STATES)
 
 
 class RunVersionConflict(Exception):
@@ -458,9 +511,10 @@ class Change(NamedTuple):
     """One change of a run's row under its version: attributes to set, add and remove.
 
     `status`, `paused`, `ingesting` and `unsettled` bring the index keys, times and `ended_at`
-    along; a run that is cut short becomes unsettled. Only a change that raises `counter_epoch` may
-    set counters. An entry of `removes` that begins with "#" is a path of placeholders; `values`
-    defines these, and those of the condition.
+    along; a run that is cut short becomes unsettled. A change that ends or settles a run carries
+    the sum of its items. Only a change that raises `counter_epoch` or `folds` may set counters. An
+    entry of `removes` that begins with "#" is a path of placeholders; `values` defines these, and
+    those of the condition.
     """
 
     status: RunStatus | None = None
@@ -472,6 +526,12 @@ class Change(NamedTuple):
     removes: Sequence[str] = ()
     condition: str = ""
     values: Mapping[str, PlaceholderValue] = {}
+
+    @property
+    def carries_sum(self) -> bool:
+        """True if the run has ended, or is settled, with this change: readers of its row then read
+        nothing else."""
+        return self.status in _ENDED_STATES or self.unsettled is False
 
 
 class Expression(NamedTuple):
@@ -490,17 +550,61 @@ class DynamoRunRows:
         self.places = places
 
     async def read(self, run_id: str) -> RunRow | None:
-        """Read a run strongly by its id; None if it is gone."""
+        """Read a run strongly by its id, with its sum; None if it is gone."""
         place = await self.places.find(run_id)
         return None if place is None else await self.read_at(place)
 
     async def read_at(self, place: RunPlace) -> RunRow | None:
-        """Read a run strongly by its place; None if it is gone."""
+        """Read a run strongly by its place, with its sum; None if it is gone."""
+        row = await self.read_bare(place)
+        return None if row is None else await self.summed(row)
+
+    async def read_bare(self, place: RunPlace) -> RunRow | None:
+        """Read a run strongly by its place, as its row has it; None if it is gone."""
         item = await self.table.get(place.key)
         return None if item is None else read_run_row(item)
 
+    async def summed(self, row: RunRow) -> RunRow:
+        """Add up the items of a run that was just read, unless its row carries their sum."""
+        return row if row.is_summed else await self.summed_anew(row)
+
+    async def summed_all(self, rows: Iterable[RunRow]) -> dict[Key, RunRow]:
+        """Add up the items of runs that were just read, several at a time; leave out those of
+        which an item is unreadable. Returns the rows by key, in the same order."""
+        found = {row.place.key: row for row in rows}
+
+        async def add_up(key: Key) -> None:
+            try:
+                found[key] = await self.summed(found[key])
+            except UnreadableRow:
+                del found[key]
+
+        await for_each(add_up, list(found), limit=SUMS_AT_ONCE)
+        return found
+
+    async def summed_anew(self, row: RunRow) -> RunRow:
+        """Add up the items of a run that was just read, whatever its row carries.
+
+        Tasks that were added after the row was read may have ended since: the row is then read
+        again, so that no sum passes its total.
+        """
+        for _ in range(SUM_TRIES):
+            found = await process_items(self.table, row.run.run_id, row.parts, row.counter_epoch)
+            items = [one for one in found if not one.folded or one.folded > row.folds]
+            values = sum_values(NOTHING, [one.values for one in items])
+            result = row.with_counted(values, processes=len(items))
+            stats = result.run.stats
+            again = None if stats.completed <= stats.total else await self.read_bare(row.place)
+            if again is None:
+                return result
+            row = again
+        return result
+
     async def change(self, row: RunRow, change: Change, *, now: int) -> RunRow:
-        """Write a change and return the row afterwards. Raises RunVersionConflict."""
+        """Write a change and return the row afterwards, with the sum that `row` has. Raises
+        RunVersionConflict."""
+        if change.carries_sum:
+            row = await self.summed(row)
         token = self.table.clock.new_id()
         update, condition, values = self.expression(row, change, now=now, token=token)
         try:
@@ -514,9 +618,39 @@ class DynamoRunRows:
             # The token is this call's own: an earlier try wrote it, and its answer was lost.
             item = found
         after = read_run_row(item)
+        if row.is_summed and after.counter_epoch == row.counter_epoch:
+            after = after.with_counted(row.counted, processes=row.processes)
         if row.live:
             await self.make_end_due(after)
         return after
+
+    async def keep_sum(self, place: RunPlace) -> RunRow | None:
+        """Write the sum of an ended run on its row if that lacks any of it; return the row
+        afterwards, None if the run is gone."""
+        for _ in range(TRIES):
+            row = await self.read_bare(place)
+            if row is None or row.live or row.run.status is RunStatus.DELETED:
+                return row
+            summed = await self.summed_anew(row)
+            if summed.counted == row.counted:
+                return summed
+            try:
+                # The version stays: no decision about an ended run depends on this.
+                await self.table.update(
+                    place.key,
+                    f"SET {COUNTED} = :counted, {SUMS} = :sums",
+                    condition=f"counter_epoch = :epoch AND {SUMS} = :seen",
+                    counted=encode_values(summed.counted),
+                    sums=row.sums + 1,
+                    epoch=row.counter_epoch,
+                    seen=row.sums,
+                )
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                continue
+            return summed
+        raise contention_error()
 
     async def make_end_due(self, row: RunRow) -> None:
         """Make the outbox entries due if the run has ended and has any. `change` does so itself;
@@ -536,7 +670,12 @@ class DynamoRunRows:
     def expression(self, row: RunRow, change: Change, *, now: int, token: str) -> Expression:
         """Build the update expression of a change, its condition and values."""
         at = max(row.run.updated_at, now)
+        sum_of_items: dict[str, Plain] = {
+            COUNTED: encode_values(row.counted),
+            SUMS: row.sums + 1,
+        }
         sets: dict[str, Plain] = {
+            **(sum_of_items if change.carries_sum else {}),
             **change.sets,
             "updated_at": at,
             "version": row.run.version + 1,
@@ -554,6 +693,9 @@ class DynamoRunRows:
         if removes:
             update += " REMOVE " + ", ".join(f"#{name.lstrip('#')}" for name in removes)
         condition = "#version = :known_version"
+        if change.carries_sum:
+            condition += f" AND {SUMS} = :seen_sums"
+            values["seen_sums"] = row.sums
         if change.condition:
             condition += f" AND ({change.condition})"
         return Expression(update, condition, values)
@@ -576,9 +718,10 @@ class DynamoRunRows:
         raise contention_error()
 
     async def write_late_status(self, row: RunRow, *, now: int) -> RunRow:
-        """Move a live run's status on if the counters in `row`, as a write returned it, require so;
-        return the row afterwards. Each writer that may have been the last one calls this."""
+        """Move a live run's status on if its sum requires so; return the row afterwards, summed.
+        Each writer that may have been the last one calls this after its write."""
         for _ in range(TRIES):
+            row = await self.summed(row)
             run = row.run
             if run.status not in LIVE_RUN_STATES:
                 return row
@@ -590,15 +733,16 @@ class DynamoRunRows:
             try:
                 return await self.change(row, Change(status=status), now=now)
             except RunVersionConflict:
-                again = await self.read_at(row.place)
+                again = await self.read_bare(row.place)
                 if again is None:
                     return row
                 row = again
         raise contention_error()
 
     async def with_late_status(self, row: RunRow) -> RunRow:
-        """Return a row as readers may see it. The status follows the last addition by a write of
-        its own; a reader who comes before that write, or after a crash, makes it."""
+        """Return a row as readers may see it. The status follows the counters by a write of its
+        own; a reader who comes before that write, or after a crash, makes it."""
+        row = await self.summed(row)
         return await self.write_late_status(row, now=row.run.updated_at)
 
 
@@ -640,51 +784,6 @@ def _unsettled_after(row: RunRow, change: Change) -> bool:
         return change.unsettled
     cut_short = change.status in _CUT_SHORT_STATES and row.run.stats.completed < row.run.stats.total
     return row.unsettled or cut_short
-
-
-Reading = asyncio.Task[RunRow | None]
-
-
-class RunReads:
-    """Strong reads of run rows, each shared by the callers who asked before it began. Belongs to
-    one event loop.
-
-    A worker that has just claimed a task must know that its run is still live. A read already under
-    way may have been answered before the claim, so the worker joins the next one.
-    """
-
-    def __init__(self, records: DynamoRunRows) -> None:
-        self._records = records
-        self._waiting: dict[str, Reading] = {}
-        self._under_way: dict[str, Reading] = {}
-
-    async def read_fresh(self, place: RunPlace) -> RunRow | None:
-        """Read the run as it was at some moment after this call; None if it is gone."""
-        reading = self._waiting.get(place.run_id)
-        if reading is None:
-            reading = asyncio.create_task(self._read(place))
-            reading.add_done_callback(_retrieve_exception)
-            self._waiting[place.run_id] = reading
-        # Shielded: a cancelled caller must not cancel the read that others share.
-        return await asyncio.shield(reading)
-
-    async def _read(self, place: RunPlace) -> RunRow | None:
-        before = self._under_way.get(place.run_id)
-        if before is not None:
-            await asyncio.wait([before])
-        reading = self._waiting.pop(place.run_id)
-        self._under_way[place.run_id] = reading
-        try:
-            return await self._records.read_at(place)
-        finally:
-            if self._under_way[place.run_id] is reading:
-                del self._under_way[place.run_id]
-
-
-def _retrieve_exception(reading: Reading) -> None:
-    """Retrieve a failure that no caller may be left to see: asyncio would log it."""
-    if not reading.cancelled():
-        reading.exception()
 
 
 async def dependent_runs(table: Table, job_id: str, run_id: str) -> list[str]:

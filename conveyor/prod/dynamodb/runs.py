@@ -47,6 +47,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
+from conveyor.prod.dynamodb.counter_sums import remove_process_items
 from conveyor.prod.dynamodb.deliveries import drop_deliveries_of
 from conveyor.prod.dynamodb.failure_groups import remove_group_items
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, next_version
@@ -139,14 +140,15 @@ class Deletion:
         raise contention_error()
 
     async def purge_run(self, run_id: str) -> None:
-        """Remove the tombstone of a deleted run with its exports, pins and failure groups; see
-        `Runs.purge_run`."""
+        """Remove the tombstone of a deleted run with its exports, pins, failure groups and what
+        processes have counted; see `Runs.purge_run`."""
         row = await self._records.read(run_id)
         if row is None or row.run.status is not RunStatus.DELETED:
             return
         await self._table.delete_many(await self._exports_of(row))
         await self._table.delete_many(await self._pins_of(row))
         await remove_group_items(self._table, run_id)
+        await remove_process_items(self._table, run_id, row.parts)
         parts = [self._table.delete_part(key) for key in (row.place.key, place_key(run_id))]
         await self._table.transact(parts, token=self._table.clock.new_id())
 
@@ -529,7 +531,7 @@ class RecentChanges:
         items = await self._table.get_many([entry.key for entry in entries])
         self._table.records_read += len(items)
         rows = {row.place.key: row for row in decode_intact(read_run_row, items.values())}
-        kept = {key: row for key, row in rows.items() if self._takes(row)}
+        kept = await self._records.summed_all(filter(self._takes, rows.values()))
         jobs = await JobReads(self._records).jobs({row.run.job_id for row in kept.values()})
         found: list[ChangedRun] = []
         for entry in entries:
@@ -733,7 +735,9 @@ class DynamoRuns:
             if change is None:
                 return row.run
             try:
-                return (await self._records.change(row, change, now=now)).run
+                after = await self._records.change(row, change, now=now)
+                # What was counted before the change shows in its answer.
+                return (await self._records.summed_anew(after)).run
             except RunVersionConflict:
                 continue
         raise contention_error()

@@ -48,7 +48,10 @@ GROUPS_SHAPE = 3
 """The shape of a rerun's row while its rows are being copied, if failed rows are chosen by their
 group or taken over with it. Versions without failure groups would choose others, and count the
 groups wrong, so they are to leave the run alone until then."""
-KNOWN_SHAPE = 3
+TABLE_SHAPE = 4
+"""The shape of the item with the settings of the fleet. Versions that counted in the row of a run
+refuse to start beside those that count in items of their own, and to go on."""
+KNOWN_SHAPE = 4
 """The highest shape that this version knows."""
 
 

@@ -22,7 +22,7 @@ from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.prod.dynamodb.tasks import DynamoTasks
 
 FLUSH_INTERVAL = 0.1
-"""Seconds between two additions to a run's counters, by default."""
+"""Seconds between two writes of what a process has counted in a run, by default."""
 
 
 class RetentionDays(NamedTuple):

@@ -279,6 +279,7 @@ async def reserve(
             row = read_run_row(untag_all(there))
             if not takes_tasks(row):
                 return None
+            row = await records.summed(row)
         else:
             return wanted, reserved_row(row, wanted)
     raise contention_error()
@@ -484,7 +485,7 @@ class TaskAppender:
             if item and "next_index" in item:
                 row = read_run_row(untag_all(item))
                 if takes_tasks(row):
-                    return found._replace(run=row)
+                    return found._replace(run=await self._records.summed(row))
         return await self._open(addition)
 
     def _prepare_commit(

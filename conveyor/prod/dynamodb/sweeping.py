@@ -6,8 +6,8 @@ Rows of a newer shape are left to a process that knows it, damaged ones to whoev
 - `due_rows` and `due_keys` merge rows of shards, and entries of index partitions, in one order.
 - `Leftovers` completes writes of several steps that were cut off: intents without a run, additions
   that were never counted, pins of runs that are gone, and ended runs with uncounted rows. Each gets
-  15 minutes first, longer than any call takes. It also recounts runs whose row holds too many
-  `sequences`, and has rows of long runs stamped (`row_expiry`).
+  15 minutes first, longer than any call takes. It also folds what processes have counted that are
+  gone, and has rows of long runs stamped (`row_expiry`).
 - `EndedRuns` finds runs that have ended together with all runs that draw on them, and expires them.
 """
 
@@ -41,7 +41,7 @@ from conveyor.prod.dynamodb.client import (
     decodes_row,
     keys_of,
 )
-from conveyor.prod.dynamodb.counters import has_too_many_sequences, recount, recount_at
+from conveyor.prod.dynamodb.recount import fold_items, recount, recount_at
 from conveyor.prod.dynamodb.row_expiry import RowStamps
 from conveyor.prod.dynamodb.run_rows import (
     TRIES,
@@ -252,10 +252,8 @@ class Leftovers:
                 self.stamps.check(row, at=now)
             else:
                 self._live.discard(row.place.key)
-            # Other runs are recounted once they are quiet.
-            if row.run.status is RunStatus.PENDING and has_too_many_sequences(row):
-                step_name = f"forgetting the sequences of run {row.place.run_id}"
-                await _attempt(step_name, self._recount(row, now))
+            step_name = f"folding the counters of run {row.place.run_id}"
+            await _attempt(step_name, self._fold(row, now))
         return done
 
     async def _cancel_reservations(
@@ -273,8 +271,8 @@ class Leftovers:
                 self._runs.add(key)
         return done
 
-    async def _recount(self, row: RunRow, now: int) -> bool:
-        return (await recount_at(self._records, row.place, now=now)).done
+    async def _fold(self, row: RunRow, now: int) -> bool:
+        return await fold_items(self._records, row, now=now) > 0
 
     async def _cancel_reservation(self, row: RunRow, start: str, now: int) -> bool:
         """Cancel one addition, or continue where that was cut off."""
@@ -593,13 +591,20 @@ class DynamoSweeping:
 
         await for_each(find, all_partitions("active"))
         items = await self._table.get_many(found)
-        quiet = [
-            QuietRun(row.run.job_id, row.run.run_id, row.run.updated_at)
+        rows = [
+            row
             for row in decode_intact(read_run_row, items.values())
             if row.run.status is RunStatus.RUNNING
             and not row.run.paused
             and not row.run.ingesting
             and row.run.updated_at < before
+        ]
+        # Counting leaves the row alone: its items tell whether the run is quiet.
+        summed = await self._records.summed_all(rows)
+        quiet = [
+            QuietRun(run.job_id, run.run_id, run.updated_at)
+            for run in (row.run for row in summed.values())
+            if run.updated_at < before
         ]
         return sorted(quiet, key=lambda run: (run.updated_at, run.run_id))
 

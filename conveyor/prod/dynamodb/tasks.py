@@ -39,7 +39,8 @@ from conveyor.prod.dynamodb.client import (
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.failure_groups import read_failure_groups, remove_group_items
 from conveyor.prod.dynamodb.row_expiry import RowExpiry
-from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunReads, read_run_row
+from conveyor.prod.dynamodb.run_reads import APART_BY_PROCESS, LEAST_APART, RunReads
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, read_run_row
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, Key, job_key
 from conveyor.prod.dynamodb.task_rows import (
     MAX_SCANNED,
@@ -241,8 +242,9 @@ class DynamoTasks:
     """The tasks port. Belongs to one event loop.
 
     `worker` names this process; no other process, now or later, has the same name. `flush_interval`
-    is the least time in seconds between the starts of two additions to a run's counters. `patience`
-    is the time in seconds during which a settlement is retried while the table is unavailable.
+    is the least time in seconds between two writes of what it has counted in a run; where it is 0,
+    reads of a run are not kept apart either. `patience` is the time in seconds during which a
+    settlement is retried while the table is unavailable.
     """
 
     def __init__(
@@ -252,8 +254,9 @@ class DynamoTasks:
         self._table = records.table
         self._patience = patience
         self._places = records.places
-        self._reads = RunReads(records)
         self._counters = Counters(records, worker=worker, flush_interval=flush_interval)
+        self._keeps_apart = flush_interval > 0
+        self._reads = RunReads(records, self._reads_apart)
         self._expiry = RowExpiry(self._table, self._reads)
         self._claims = Claims(self._table, self._reads, self._counters, self._expiry)
         self._pages = TaskPages(self._table, self._reads)
@@ -291,6 +294,7 @@ class DynamoTasks:
         found = await self._find(run_id, task_id)
         if found is not None:
             await self._claims.release(found[1], worker)
+            self._counters.end_claim(found[0], task_id, counts=False)
 
     async def renew_claims(
         self, claims: Sequence[tuple[str, str, int]], *, claimed_until: int
@@ -299,6 +303,7 @@ class DynamoTasks:
             run_id, task_id, claim_number = claim
             found = await self._find(run_id, task_id)
             if found is not None:
+                self._counters.extend_claim(found[0], task_id, claimed_until)
                 await self._claims.renew(found[1], claim_number, claimed_until=claimed_until)
 
         await for_each_collect(renew, claims)
@@ -334,10 +339,13 @@ class DynamoTasks:
                 time_to_live=ends,
             )
         except BaseException:
+            self._counters.end_claim(place, task_id, counts=True)
             self._counters.mark_counters_uncertain(place)
             raise
-        if applied and change.delta is not None:
-            return await self._counters.add(place, task_id, change.delta, epoch=epoch)
+        delta = change.delta if applied else None
+        self._counters.end_claim(place, task_id, counts=delta is not None)
+        if delta is not None:
+            return await self._counters.add(place, task_id, delta, epoch=epoch)
         return Settled(applied, await self._status(place))
 
     async def page_tasks(
@@ -415,6 +423,12 @@ class DynamoTasks:
     async def aclose(self) -> None:
         """Write pending additions if the table can be reached. No call may follow."""
         await self._counters.aclose()
+
+    def _reads_apart(self, place: RunPlace) -> float:
+        """Return the seconds between the beginnings of two reads of a run's row."""
+        if not self._keeps_apart:
+            return 0.0
+        return max(LEAST_APART, APART_BY_PROCESS * self._counters.processes(place))
 
     async def _find(self, run_id: str, task_id: str) -> tuple[RunPlace, Key] | None:
         """Find the key of a task's row; None if it cannot exist."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from conveyor.domain import ids
 from conveyor.domain.shards import Shards
 from conveyor.ports.outbox import Subscriber
-from conveyor.prod.dynamodb import schema
+from conveyor.prod.dynamodb import counter_sums, schema
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, TIME_TO_LIVE, Key
 
 
@@ -81,7 +81,7 @@ ITEMS: dict[str, ItemInfo] = {
     ),
     "run": ItemInfo(
         schema.run_key("JOB", 1),
-        "a run by its number in the job, in 10 digits, with its counters",
+        "a run by its number in the job, in 10 digits, with the base of its counters",
         {
             "run_id": "ULID",
             **_PLACE,
@@ -92,17 +92,21 @@ ITEMS: dict[str, ItemInfo] = {
             "status": "state of the run",
             "created_at": "when it was made",
             "updated_at": "when it last changed; of a tombstone, when it was last touched",
-            "counted_at": "when counters were last added to",
+            "counted_at": "when the checkpoint of its ingestion last moved",
             "trigger": "what made it: `manual`",
             "paused": "whether it is paused",
             "last_batch_received": "whether no further task can be added",
             "next_index": "index of the next task to be added",
-            "version": "raised by each change but additions to counters",
+            "version": "raised by each change; counting leaves the row alone",
             "moved_by": "token of the call that made the last change",
             "inherited": "rows that were taken over from an earlier run, or will be",
-            "counter_epoch": "raised by each recount; an addition of an earlier epoch is refused",
-            "sequences": "number of the last addition, by process",
-            "flushes": "additions so far",
+            "counter_parts": "partitions over which the items of its counters are spread",
+            "counter_epoch": "raised by each recount; items of an earlier epoch do not count",
+            "carried": "whether the base took over the sum of the epoch before",
+            "folds": "how often items have moved into the base",
+            "recounting": "token of the recount that closes the items; absent without one",
+            "counted": "once it has ended: what all items hold, as JSON",
+            "sums": "how often that was written",
             "reserved": "tasks by first index: indexes given out, rows not counted yet",
             "given_up": "tasks by first index: rows that will not be counted",
             "queue_generation": "number of its present queue",
@@ -126,8 +130,8 @@ ITEMS: dict[str, ItemInfo] = {
             "failure_reason": "why the run failed",
             "failure_detail": "the same in a sentence",
             "total": "tasks",
-            "successful": "tasks that ended in this state",
-            "failed": "tasks that ended in this state",
+            "successful": "tasks of the base that ended in this state",
+            "failed": "tasks of the base that ended in this state",
             "credits": "credits spent, as the gateway reported",
             "cost": "money spent, as the gateway reported",
             "failed_REASON": "failed tasks of each reason of the roll-up",
@@ -141,6 +145,17 @@ ITEMS: dict[str, ItemInfo] = {
         schema.place_key("RUN"),
         "the place of a run, found by its id alone; never changed",
         _PLACE,
+    ),
+    "counters of a process": ItemInfo(
+        counter_sums.process_item_key("RUN", 1, 0, "PROCESS"),
+        "what a process has counted in an epoch of a run, by the number of the epoch in 10 digits; "
+        "gone with the run",
+        {
+            "seq": "number of the write, which only grows",
+            "counts": "counters, failure groups and shape, as JSON",
+            "closed": "set once it takes no more values",
+            "folded": "number of the move that took its values into the base; absent before",
+        },
     ),
     "failure group": ItemInfo(
         schema.failure_group_key("RUN", "GROUP"),
