@@ -37,7 +37,7 @@ OF_MESSAGES = {"dropped", "late"}
 """What else can happen to the few calls that send."""
 ONES = {"put_object", "update_item"}
 """Calls whose trouble may have one task scraped once more."""
-SETTINGS = {**QUICK, "visibility_timeout": 15, "async_threshold": 100, "pack_bodies": "true"}
+SETTINGS = {**QUICK, "visibility_timeout": 15, "async_threshold": 100}
 SEEDS = [1, *[pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 6)]]
 
 
