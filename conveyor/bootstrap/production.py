@@ -122,12 +122,7 @@ async def open_role(
     if api_keys is None:
         watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
-        options = LoopOptions(
-            policy=policy,
-            logs_backlog=True,
-            tracer=tracer or NO_TRACER,
-            run_workers=settings.run_workers,
-        )
+        options = _loop_options(settings, policy, tracer or NO_TRACER)
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
         service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
@@ -148,6 +143,12 @@ async def open_role(
         agree=binding.agree,
         agree_every=binding.agree_every,
         aclose=_closing(binding, None if gateway else watched, webhooks, tracer),
+    )
+
+
+def _loop_options(settings: Settings, policy: PolicyFactory, tracer: Tracer) -> LoopOptions:
+    return LoopOptions(
+        policy=policy, logs_backlog=True, tracer=tracer, run_workers=settings.run_workers
     )
 
 
