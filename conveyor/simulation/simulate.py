@@ -196,8 +196,7 @@ def measure(
 ) -> Report:
     """Compute the figures as they stand. `finished_at` are the ends of the runs."""
     queues, gateway, permits, store = fleet.queues, fleet.gateway, fleet.permits, fleet.store
-    cap = sum(plan.cap for plan in scenario.jobs)
-    tasks = sum(plan.tasks for plan in scenario.jobs)
+    cap, tasks = _asked(scenario)
     use = _use(scenario, fleet, tasks=tasks, cap=cap)
     each = max(store.completed, 1)
     return Report(
@@ -242,6 +241,11 @@ def measure(
         finished_at=tuple(finished_at),
         events=fleet.trace.events,
     )
+
+
+def _asked(scenario: Scenario) -> tuple[int, int]:
+    """Add up the caps and the tasks of all jobs."""
+    return sum(plan.cap for plan in scenario.jobs), sum(plan.tasks for plan in scenario.jobs)
 
 
 @dataclass(frozen=True, slots=True)
