@@ -4,8 +4,8 @@
 rule read, so that DynamoDB refuses a stale decision.
 
 A claim counts only once a strong read after it has shown the run live (`run_reads`). `Claims`
-undoes a claim of a run that is not live, and renews, takes over and releases claims. `settle_row` ends one: the row's new state and its event are one write, under the number of the
-claim.
+undoes a claim of a run that is not live, and renews, takes over and releases claims. `settle_row`
+ends one: the row's new state and its event are one write, under the number of the claim.
 """
 
 from __future__ import annotations
