@@ -14,7 +14,7 @@ PURPOSES = {
     "dynamodb.claims.settle_row": "end of a task",
     "dynamodb.counters": "counters",
     "dynamodb.failure_groups": "failure groups",
-    "dynamodb.run_rows.RunReads": "is the run live",
+    "dynamodb.run_reads.RunReads": "is the run live",
     "dynamodb.run_rows.RunPlaces": "where a run lies",
     "dynamodb.permits": "permits",
     "dynamodb.task_rows.insert_items": "rows",

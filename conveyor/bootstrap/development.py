@@ -81,10 +81,9 @@ async def open_dev(
     gateway: Gateway | None = None,
     dev_token: str = "",
 ) -> Runtime:
-    """Open everything of conveyor-dev without running it, on the address `origin`; `dev_token`, if
-    any, opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError
-    if the data directory cannot be opened.
-    """
+    """Open everything of conveyor-dev without running it, on the address `origin`; a `dev_token`
+    opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError if
+    the data directory cannot be opened."""
     session_options(settings)  # unusable ones are told before anything is opened
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)

@@ -438,9 +438,7 @@ def assemble_worker(
     sharing = _sharing(ports, settings, worker=name, options=options)
     discovery = _discovery(dispatcher, ports, settings, looks, sharing)
     telemetry.gauge("permits", lambda: policy.held)
-    telemetry.gauge("lanes", lambda: len(dispatcher.lanes.serving()))
-    telemetry.gauge("queue_depth", dispatcher.depth)
-    telemetry.gauge("fleet_paused", lambda: options.pause.since is not None)
+    _measure_dispatch(telemetry, dispatcher, options.pause)
     _measure_outages(telemetry, outages)
     counting = _counting(dispatcher, ports.queues, clock, options)
     about = Reported(dispatcher, policy, outages)
@@ -499,6 +497,13 @@ def _heartbeat(settings: Settings) -> float:
     # Claims and messages are renewed in the second half of their time.
     lasting = min(settings.visibility_timeout / 2, settings.permit_lease)
     return min(settings.heartbeat, lasting / RENEWALS)
+
+
+def _measure_dispatch(telemetry: Telemetry, dispatcher: Dispatcher, pause: FleetPause) -> None:
+    """Show the lanes of a worker, what waits in them, and a pause of the fleet."""
+    telemetry.gauge("lanes", lambda: len(dispatcher.lanes.serving()))
+    telemetry.gauge("queue_depth", dispatcher.depth)
+    telemetry.gauge("fleet_paused", lambda: pause.since is not None)
 
 
 def _measure_outages(telemetry: Telemetry, outages: Outages) -> None:

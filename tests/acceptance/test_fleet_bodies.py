@@ -17,6 +17,7 @@ from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_bindings import metrics
 from tests.acceptance.support_client import finish, open_client
 from tests.acceptance.support_wire import KEY, Wire, target
+from tests.disk import files_below
 from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.timeout(600)]
@@ -167,7 +168,7 @@ def test_the_command_line_fetches_from_the_store(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    bodies = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    bodies = [path.read_bytes() for path in files_below(tmp_path / "out")]
     for url in URLS:
         assert expected_body(url) in bodies
     assert calls(shared_fleet)["get_object"] == before

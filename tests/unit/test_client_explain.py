@@ -48,11 +48,6 @@ def test_a_paused_fleet_is_not_helped_by_resuming_a_job() -> None:
     assert explain(job(run(waiting=wait))).words == ("admin", "resume", "--fleet")
 
 
-def test_slots_of_a_development_server_are_told_of_too() -> None:
-    wait = RunWaitReply(reason=RunWaitReason.SLOTS, detail="every slot is taken")
-    assert "conveyor-dev --workers N" in explain(job(run(waiting=wait))).helps
-
-
 @pytest.mark.parametrize("reason", RunWaitReason)
 def test_no_command_for_production_helps_a_development_server(reason: RunWaitReason) -> None:
     found = job(run(waiting=RunWaitReply(reason=reason, detail="it waits")))
