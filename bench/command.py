@@ -134,6 +134,7 @@ SCENARIOS = {
             "permits",
             "carriers",
             "delays",
+            "prices",
             "profile",
             "writes",
             "bodies",
