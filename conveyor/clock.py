@@ -247,10 +247,14 @@ MOST_DAYS = 400
 """Days that one move may take."""
 MOST_WAKES = 2_000_000
 """Sleepers that one move may wake."""
+MOVE_WITHIN = 300.0
+"""Real seconds that one move may take."""
+LAST_INSTANT = 253_399_622_400_000
+"""The latest instant, in milliseconds: 9999-12-01. What is counted from it can still be written."""
 IDLE_FOR = 0.05
 """Real seconds without open work after which a clock that moves by itself moves on."""
 FOLLOWED_FOR = 2.0
-"""Real seconds after which it stops, unless somebody asks after a live run."""
+"""Real seconds after which it stops, unless somebody asks after a run that has work."""
 SAVED_AHEAD = 60 * _NANOSECONDS
 """Nanoseconds by which a clock that was killed may go on later than it had come, where the length
 of its move was not known."""
@@ -355,6 +359,11 @@ class DueItem(Protocol):
         """False for what the calendar brings."""
         ...
 
+    @property
+    def is_expiry(self) -> bool:
+        """True for the end of what is kept."""
+        ...
+
 
 Source = Callable[[], Awaitable[Sequence[DueItem]]]
 
@@ -366,6 +375,13 @@ class JournalLine(NamedTuple):
     at: int
     kind: str
     what: str
+
+
+class _Limit(NamedTuple):
+    """The end of one move, in wakes and in real seconds."""
+
+    wakes: int
+    until: float
 
 
 class _Moment(NamedTuple):
@@ -385,10 +401,16 @@ class ManualClock(VirtualClock):
     """
 
     def __init__(
-        self, *, start: int | None = None, mode: str = "manual", rest_within: float = REST_WITHIN
+        self,
+        *,
+        start: int | None = None,
+        mode: str = "manual",
+        rest_within: float = REST_WITHIN,
+        move_within: float = MOVE_WITHIN,
     ) -> None:
         super().__init__(start=SystemClock().now() if start is None else start, seed="0/worker")
         self.mode = mode
+        self.is_start_given = start is not None
         self.work = WorkCounter()
         self.wakes = 0
         self.journal: deque[JournalLine] = deque(maxlen=JOURNAL_LINES)
@@ -398,6 +420,7 @@ class ManualClock(VirtualClock):
         self._sources: list[Source] = []
         self._moving = anyio.Lock()
         self._rest_within = rest_within
+        self._move_within = move_within
         self._file: Path | None = None
         self._saved = 0
         self._boots = 0
@@ -424,8 +447,9 @@ class ManualClock(VirtualClock):
 
     # -- keeping --
 
-    def keep_in(self, path: Path) -> None:
-        """Go on from the instant and ids in a file, if it is there, and keep them in it.
+    def keep_in(self, path: Path, *, newest: int = -1) -> None:
+        """Go on from the instant and ids in a file, if it is there, and keep them in it; from the
+        `newest` instant that is stored, if that is later.
 
         Raises ConveyorError(unavailable) for a damaged file, and on an event loop that hides what
         can run.
@@ -435,13 +459,15 @@ class ManualClock(VirtualClock):
             raise ConveyorError(ErrorCode.UNAVAILABLE, text)
         self._file = path
         try:
-            kept = json.loads(path.read_text("ascii"))
-            self._start, self._elapsed, self._shift = int(kept["now"]), 0, 0
-            last, self._boots = int(kept["last_id"], 16), int(kept["boots"]) + 1
+            self._start, last, self._boots = _read_kept(path)
+            self._elapsed = self._shift = 0
         except FileNotFoundError:
             last = 0
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise ConveyorError(ErrorCode.UNAVAILABLE, "the file of its clock is damaged") from None
+        if newest >= self._start:
+            # Ids are of their instant: the next is greater than all that may be stored.
+            self._start, last = newest, max(last, (newest + 1 << 80) - 1)
         # Each boot has numbers of its own: those of an earlier one may be stored.
         self._ids = _SeededIds(f"{self._boots}/worker")
         self.requests.ids = _SeededIds(f"{self._boots}/requests")
@@ -457,8 +483,12 @@ class ManualClock(VirtualClock):
         last = max(self._ids.last, self.requests.ids.last)
         kept = {"now": now, "last_id": f"{last:x}"}
         aside = self._file.with_name(f"{self._file.name}.new")
-        aside.write_text(json.dumps({**kept, "boots": self._boots}), "ascii")
-        aside.replace(self._file)
+        try:
+            aside.write_text(json.dumps({**kept, "boots": self._boots}), "ascii")
+            aside.replace(self._file)
+        except OSError as error:
+            text = f"the clock cannot be kept in its file: {error.strerror}"
+            raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
 
     def _save_ahead(self, ahead: int) -> None:
         """Write the file before a step, if it is of an earlier instant; not at each step."""
@@ -472,7 +502,13 @@ class ManualClock(VirtualClock):
             text = f"advance must be 0 to {MOST_DAYS} days"
             raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
         async with self._moving:
-            await self._advance_to(self._elapsed + math.ceil(seconds * _NANOSECONDS))
+            if self.now() + seconds * 1_000 > LAST_INSTANT:
+                raise _too_late()
+            try:
+                await self._advance_to(self._elapsed + math.ceil(seconds * _NANOSECONDS))
+            finally:
+                # The instant reached: a move that was refused is none after a kill, either.
+                self.save()
 
     async def advance_to(self, instant: int) -> None:
         """Move on to an instant in milliseconds."""
@@ -488,6 +524,8 @@ class ManualClock(VirtualClock):
             text = f"shift must be at most {MOST_DAYS} days, and not lead before 1970"
             raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
         async with self._moving:
+            if self.now() + seconds * 1_000 > LAST_INSTANT:
+                raise _too_late()
             await self._settle()
             self.shift(seconds)
             self.save()
@@ -497,31 +535,38 @@ class ManualClock(VirtualClock):
         """Move from instant to instant until no work is left: no sleeper, no task, no event. What
         the calendar brings is left to its time."""
         async with self._moving:
-            await self._settle()
+            limit = self._limit()
             end = self._elapsed + MOST_DAYS * 86_400 * _NANOSECONDS
-            most = self.wakes + MOST_WAKES
-            while (moment := await self._next_moment(calendar=False)) is not None:
-                if moment.at > end or self.wakes > most:
-                    raise await self._never_at_rest()
-                self._save_ahead(moment.at - self._elapsed)
-                await self._step(moment)
-            await self._catch_up()
-
-    async def move_by_itself(self, is_followed: Callable[[], bool]) -> None:
-        """Move to the next instant due whenever nothing was open for IDLE_FOR while somebody
-        follows; until cancelled."""
-        while True:
-            entered = self.work.entered
-            await anyio.sleep(IDLE_FOR)
-            if self.work.count or self.work.entered != entered or not is_followed():
-                continue
-            async with self._moving:
+            try:
                 await self._settle()
-                while (moment := await self._next_moment(calendar=True)) is not None:
+                while (moment := await self._next_moment(_is_work)) is not None:
+                    if moment.at > end:
+                        raise await self._never_at_rest()
+                    await self._check(limit)
                     self._save_ahead(moment.at - self._elapsed)
                     await self._step(moment)
-                    if not moment.is_look:
-                        break
+                await self._catch_up()
+            finally:
+                self.save()
+
+    async def move_on(self, is_followed: Callable[[], Awaitable[bool]]) -> None:
+        """Move to the next instant due, but not to the end of what is kept, if nothing was open for
+        IDLE_FOR and somebody follows."""
+        entered = self.work.entered
+        await anyio.sleep(IDLE_FOR)
+        if self.work.count or self.work.entered != entered or not await is_followed():
+            return
+        async with self._moving:
+            await self._settle()
+            limit = self._limit()
+            while (moment := await self._next_moment(_is_no_expiry)) is not None:
+                await self._check(limit)
+                if self.now() + (moment.at - self._elapsed) // 1_000_000 > LAST_INSTANT:
+                    raise _too_late()
+                self._save_ahead(moment.at - self._elapsed)
+                await self._step(moment)
+                if not moment.is_look:
+                    break
 
     async def run_out(self) -> None:
         """Run beside the machine's clock from now on, as the server ends: what still sleeps ends in
@@ -550,26 +595,35 @@ class ManualClock(VirtualClock):
     async def _advance_to(self, target: int) -> None:
         self.save(ahead=max(target - self._elapsed, 0))
         await self._settle()
-        most = self.wakes + MOST_WAKES
-        while (moment := await self._next_moment(calendar=True)) is not None:
+        limit = self._limit()
+        while (moment := await self._next_moment(_is_any)) is not None:
             if moment.at > target:
                 break
-            if self.wakes > most:
-                raise await self._never_at_rest()
+            await self._check(limit)
             await self._step(moment)
+        await self._check(limit)
         if target > self._elapsed:
             self._elapsed = target
             self.note("move", "end")
         await self._catch_up()
-        self.save()
 
-    async def _next_moment(self, *, calendar: bool) -> _Moment | None:
+    def _limit(self) -> _Limit:
+        return _Limit(self.wakes + MOST_WAKES, time.monotonic() + self._move_within)
+
+    async def _check(self, limit: _Limit) -> None:
+        """Refuse to move on as the server ends, and beyond the limit of a move."""
+        if self._is_ending:
+            raise _stopping()
+        if self.wakes > limit.wakes or time.monotonic() > limit.until:
+            raise await self._never_at_rest()
+
+    async def _next_moment(self, is_wanted: Callable[[DueItem], bool]) -> _Moment | None:
         """Return the next instant to stop at: of a sleeper, of something due, or of a loop that
         looks while something is due or its time has passed."""
         due: int | None = None
         for source in self._sources:
             for item in await source():
-                if calendar or item.is_work:
+                if is_wanted(item):
                     at = self._elapsed + math.ceil(item.after * _NANOSECONDS)
                     due = at if due is None else min(due, at)
         await self._settle()
@@ -619,13 +673,13 @@ class ManualClock(VirtualClock):
             if not self.work.count and not len(getattr(loop, "_ready", ())):
                 return
             if self._is_ending:
-                raise ConveyorError(ErrorCode.UNAVAILABLE, "the server is stopping")
+                raise _stopping()
             if time.monotonic() >= until:
                 raise self._busy()
 
     def _busy(self) -> ConveyorError:
         opened = ", ".join(
-            f"{count} {kind}" for kind, count in sorted(self.work.kinds.items()) if count
+            f"{kind} ({count})" for kind, count in sorted(self.work.kinds.items()) if count
         )
         text = f"the clock does not come to rest: {opened or 'tasks of the server go on running'}"
         return ConveyorError(ErrorCode.CONFLICT, text)
@@ -635,6 +689,36 @@ class ManualClock(VirtualClock):
         left = f"{self.pending} sleeps" if due is None or self.pending else due.what
         text = f"the clock does not come to rest: {left} after {self.monotonic():,.0f} s"
         return ConveyorError(ErrorCode.CONFLICT, text)
+
+
+def _is_any(_: DueItem) -> bool:
+    return True
+
+
+def _is_work(item: DueItem) -> bool:
+    return item.is_work
+
+
+def _is_no_expiry(item: DueItem) -> bool:
+    return not item.is_expiry
+
+
+def _stopping() -> ConveyorError:
+    return ConveyorError(ErrorCode.UNAVAILABLE, "the server is stopping")
+
+
+def _too_late() -> ConveyorError:
+    text = "the clock goes to 9999-12-01 at the latest"
+    return ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+
+
+def _read_kept(path: Path) -> tuple[int, int, int]:
+    """Read the file of a clock: the present, the last id, and the number of this boot."""
+    kept = json.loads(path.read_text("ascii"))
+    now, last, boots = int(kept["now"]), int(kept["last_id"], 16), int(kept["boots"])
+    if not (0 <= now <= LAST_INSTANT and 0 <= last < 1 << 128 and boots >= 0):
+        raise ValueError(path)
+    return now, last, boots + 1
 
 
 class LookingClock:

@@ -21,7 +21,8 @@ from conveyor.dev.files import FileBlobs, holds_bodies
 from conveyor.dev.permits import MemoryPermits, MemoryWorkers
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
-from conveyor.domain.errors import ConveyorError
+from conveyor.dev.sqlite.upcoming import newest_instant
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import is_ulid
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
@@ -101,8 +102,14 @@ async def remove_unnamed(store: SqliteStore, blobs: FileBlobs) -> None:
 class KeptClock(MovedClock, Protocol):
     """A clock that is moved by hand and goes on after a restart."""
 
-    def keep_in(self, path: Path) -> None:
-        """Go on from the instant and ids in a file, if it is there, and keep them in it.
+    @property
+    def is_start_given(self) -> bool:
+        """True for a clock that is to begin at a certain instant."""
+        ...
+
+    def keep_in(self, path: Path, *, newest: int = -1) -> None:
+        """Go on from the instant and ids in a file, if it is there, and keep them in it; from the
+        `newest` instant that is stored, if that is later.
 
         Raises ConveyorError(unavailable) for a damaged file.
         """
@@ -147,8 +154,8 @@ async def open_binding(
         opened.callback(directory.close)
         try:
             if moved is not None:
-                moved.keep_in(directory.clock)
-                opened.callback(moved.save)
+                _keep(moved, directory)
+                opened.callback(_save_last, moved)
             elif directory.clock.exists():
                 _log.warning(
                     "the server before this one was on a clock that is moved by hand (--clock "
@@ -171,6 +178,23 @@ async def open_binding(
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
     ports = _ports(directory, (store, blobs, calls), callbacks, queues, clock, aclose)
     return DevBinding(ports, directory, store, queues)
+
+
+def _keep(moved: KeptClock, directory: DataDirectory) -> None:
+    """Have a clock go on in a directory: no earlier than what is stored there."""
+    newest = newest_instant(directory.database)
+    if newest >= 0 and moved.is_start_given and not directory.clock.exists():
+        text = "--clock-start is for a new data directory, and this one has data of another clock"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+    moved.keep_in(directory.clock, newest=newest)
+
+
+def _save_last(moved: KeptClock) -> None:
+    """Write the file of a clock as its server ends, also where the directory is gone."""
+    try:
+        moved.save()
+    except ConveyorError as error:
+        _log.warning("%s", error.detail)
 
 
 def _ports(

@@ -65,11 +65,13 @@ async def turn(work: OpenWork | None, kind: str) -> AsyncIterator[None]:
 
 class Due(NamedTuple):
     """Something to be done `after` seconds from now, none or less if it is due. `is_work` tells
-    work that was asked for from what the calendar brings: fires of schedules, and expiry."""
+    work that was asked for from what the calendar brings: fires of schedules, and expiry.
+    `is_expiry` tells the end of what is kept."""
 
     after: float
     what: str
     is_work: bool
+    is_expiry: bool = False
 
 
 DueSource = Callable[[], Awaitable[Sequence[Due]]]

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from conveyor.bootstrap import Runtime, open_dev
-from conveyor.clock import ManualClock, SystemClock
+from conveyor.clock import LAST_INSTANT, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.http.middleware import is_loopback
@@ -49,6 +49,9 @@ class ServerInfo(msgspec.Struct, frozen=True):
     dev_token: str = ""
 
 
+_MODES = ("system", "manual", "auto")
+
+
 class ClockChoice(msgspec.Struct, frozen=True):
     """The clock of a server: `system`, or one that is moved by hand (`manual`), or that moves by
     itself to what is due while somebody waits for a run (`auto`). `start` is the first instant of
@@ -59,6 +62,9 @@ class ClockChoice(msgspec.Struct, frozen=True):
 
     def make(self) -> Clock:
         """Make the clock. Raises ConveyorError(invalid_argument)."""
+        if self.mode not in _MODES:
+            text = f"--clock is one of {', '.join(_MODES)}"
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
         if self.mode == "system":
             if self.start:
                 text = "--clock-start needs --clock manual or auto"
@@ -69,6 +75,9 @@ class ClockChoice(msgspec.Struct, frozen=True):
         except (ValueError, msgspec.ValidationError):
             text = "--clock-start takes an instant with a zone, such as 2027-03-28T00:59:00Z"
             raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text) from None
+        if start is not None and not 0 < start <= LAST_INSTANT:
+            text = "--clock-start takes an instant after 1970-01-01 and until 9999-12-01"
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
         return ManualClock(start=start, mode=self.mode)
 
 
@@ -87,6 +96,9 @@ def run(
 
     Raises ConveyorError if the server cannot start.
     """
+    if clock.mode != "system" and not is_loopback(settings.host):
+        text = "--clock manual and auto are for an address of loopback: elsewhere nobody moves it"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
     start_logs(settings)
     fitting, slots = fit_to_files(settings)
     if slots:

@@ -123,11 +123,11 @@ class ApiPorts(Protocol):
 @dataclass(frozen=True, slots=True)
 class MovedTime:
     """The parts of a server whose clock is moved by hand: the `machine`'s own clock, the counter of
-    open work, and a function to call when a live run is shown."""
+    open work, and a function to call with each run that is shown."""
 
     machine: Clock
     work: OpenWork
-    live_shown: Callable[[], None]
+    run_shown: Callable[[Run], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ def _waits(
 ) -> RunWaits:
     if moved is None:
         return RunWaits(ports.workers, clock, heartbeat=options.heartbeat)
-    return RunWaits(ports.workers, clock, heartbeat=options.heartbeat, live_shown=moved.live_shown)
+    return RunWaits(ports.workers, clock, heartbeat=options.heartbeat, run_shown=moved.run_shown)
 
 
 def _signer(

@@ -14,7 +14,6 @@ import anyio
 from conveyor.aio.resilience import log_and_continue
 from conveyor.domain.model import Run
 from conveyor.domain.run_waits import Crew, RunWait, WorkerReport, run_wait
-from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.clock import Clock
 from conveyor.ports.workers import Workers
 
@@ -31,7 +30,7 @@ _log = logging.getLogger("conveyor.service")
 
 class RunWaits:
     """Finds the reasons why runs wait. `heartbeat` is that of the workers, in seconds, until one
-    was heard. `live_shown` is called for each live run that is looked at."""
+    was heard. `run_shown` is called with each run that is looked at."""
 
     def __init__(
         self,
@@ -39,10 +38,10 @@ class RunWaits:
         clock: Clock,
         *,
         heartbeat: float,
-        live_shown: Callable[[], None] = lambda: None,
+        run_shown: Callable[[Run], None] = lambda _: None,
     ) -> None:
         self._workers = workers
-        self._live_shown = live_shown
+        self._run_shown = run_shown
         self._clock = clock
         self._heartbeat = heartbeat
         self._crew: Crew | None = None
@@ -71,8 +70,7 @@ class RunWaits:
         return lambda run: self._wait(run, crew, now)
 
     def _wait(self, run: Run, crew: Crew | None, now: int) -> RunWait | None:
-        if run.status in LIVE_RUN_STATES:
-            self._live_shown()
+        self._run_shown(run)
         return run_wait(run, crew, now)
 
     def _heard(self, reports: Sequence[WorkerReport] | None) -> Crew | None:

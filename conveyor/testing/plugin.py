@@ -35,5 +35,7 @@ def conveyor_server(
     unknown = words.keys() - {"clock", "clock_start", "workers"}
     if unknown or (marker is not None and marker.args):
         raise pytest.UsageError(f"the marker is {MARKER.partition(':')[0]}")
+    if words.get("clock", "system") not in ("system", "manual", "auto"):
+        raise pytest.UsageError("the clock of the marker is system, manual or auto")
     with boot(tmp_path_factory.mktemp("conveyor"), **words, **settings) as server:
         yield server

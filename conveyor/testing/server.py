@@ -11,12 +11,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from conveyor.client.api import Api, connect
 from conveyor.client.wire import RunReply
 from conveyor.clock import JournalLine, ManualClock, SystemClock
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.gateway.fake import Behaviour, FakeGateway, Hits, is_understood
 from conveyor.ports.clock import Clock
@@ -91,7 +93,12 @@ class ServerClock:
     def set(self, instant: datetime | str) -> None:
         """Move on to an instant with a zone, such as 2027-03-28T00:59:00Z."""
         text = instant if isinstance(instant, str) else instant.isoformat()
-        self._portal.call(self._clock.advance_to, parse_rfc3339(text))
+        try:
+            moment = parse_rfc3339(text)
+        except (ValueError, msgspec.ValidationError):
+            detail = "set takes an instant with a zone, such as 2027-03-28T00:59:00Z"
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, detail) from None
+        self._portal.call(self._clock.advance_to, moment)
 
     def shift(self, *, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
         """Set the wall clock alone forward or back, as an administrator would."""

@@ -250,6 +250,12 @@ def test_a_clock_that_moves_by_itself_ends_the_wait_of_a_client(tmp_path: Path) 
         # Each look finds a live run, and lets the clock go on.
         eventually(lambda: moved.status(job) == "completed" or None, "the end of the run")
         assert moved.now() > "2027-03-01T01:40"
+        # Whoever waited finds the results: they do not lapse under his eyes.
+        other = moved.submit("http://fake.test/closed?status=503&retry_after=3000")
+        eventually(lambda: moved.status(other) == "completed" or None, "the end of the other run")
+        for one in (job, other):
+            assert len(moved.api.get(f"/jobs/{one}/results").json()["results"]) == 1
+        assert moved.now() < "2027-03-02"
 
 
 @pytest.mark.server

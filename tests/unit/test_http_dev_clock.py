@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.routes_dev import duration
+from conveyor.roles.dev import ClockChoice, run
+from conveyor.settings import load
 from conveyor.testing.server import ConveyorServer, conveyor_server
 
 START = "2027-03-01T00:00:00Z"
@@ -66,6 +70,7 @@ def test_a_move_answers_with_the_state_of_the_clock(client: httpx.Client) -> Non
         {"advance": True},
         {"advance": "2 hours"},
         {"advance": ""},
+        {"advance": "٣h"},
         {"advance": None},
         {"set": "2027-03-01"},
         {"set": "1999-01-01T00:00:00Z"},
@@ -119,6 +124,65 @@ def test_a_host_that_is_allowed_for_the_api_is_not_for_the_clock(tmp_path: Path)
         url = booted.base_url.removesuffix("/v1") + "/_dev/clock"
         headers = {"Authorization": f"Bearer {booted.dev_token}", "Host": "conveyor.example"}
         assert httpx.get(url, headers=headers).status_code == 403
+
+
+def _submit(server: ConveyorServer) -> str:
+    headers = {"X-API-Key": server.api_key}
+    body = {"tasks": [{"url": server.url("page")}]}
+    answer = httpx.post(f"{server.base_url}/jobs", json=body, headers=headers)
+    assert answer.status_code in (201, 202), answer.text
+    job_id: str = answer.json()["job_id"]
+    return job_id
+
+
+@pytest.mark.slow
+def test_time_never_goes_back_where_another_clock_wrote(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path) as booted:
+        first = _submit(booted)
+        booted.drain()
+    with (
+        pytest.raises(ConveyorError, match="--clock-start is for a new data directory"),
+        conveyor_server(tmp_path, clock="manual", clock_start="2020-01-01T00:00:00Z"),
+    ):
+        pass
+    with conveyor_server(tmp_path, clock="manual") as booted:
+        assert _submit(booted) > first
+        booted.clock.advance(days=3)
+        second = _submit(booted)
+        booted.clock.advance()
+    (tmp_path / "clock").write_text('{"now": 1600000000000, "last_id": "0", "boots": 0}')
+    with conveyor_server(tmp_path, clock="manual", clock_start=START) as booted:
+        assert _submit(booted) > second
+
+
+@pytest.mark.slow
+def test_an_instant_without_a_zone_is_refused_as_documented(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path, clock="manual", clock_start=START) as booted:
+        for instant in (datetime(2028, 1, 1), "2028-01-01T00:00:00", "noon"):
+            with pytest.raises(ConveyorError, match="with a zone") as caught:
+                booted.clock.set(instant)
+            assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ClockChoice("bogus"),
+        ClockChoice("manual", "1960-01-01T00:00:00Z"),
+        ClockChoice("manual", "9999-12-02T00:00:00Z"),
+    ],
+)
+def test_a_clock_that_cannot_be_is_refused(choice: ClockChoice) -> None:
+    with pytest.raises(ConveyorError) as caught:
+        choice.make()
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("mode", ["manual", "auto"])
+def test_a_clock_that_nobody_could_move_is_refused(tmp_path: Path, mode: str) -> None:
+    settings = load({}, data_dir=str(tmp_path), host="0.0.0.0", port=0)
+    with pytest.raises(ConveyorError, match="loopback"):
+        run(settings, on_ready=lambda _: None, clock=ClockChoice(mode))
 
 
 def test_a_server_beyond_loopback_has_no_such_path(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ over loops that only look."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import anyio.to_thread
 import pytest
 import uvloop
 
-from conveyor.clock import ManualClock, WorkCounter
+from conveyor.clock import LAST_INSTANT, ManualClock, WorkCounter
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.idle import Due, counted, turn
@@ -120,7 +121,7 @@ async def test_a_clock_that_does_not_come_to_rest_says_what_keeps_it() -> None:
     with counted(clock.work, "calls of the gateway"), pytest.raises(ConveyorError) as caught:
         await clock.advance(10)
     assert caught.value.code is ErrorCode.CONFLICT
-    assert "1 calls of the gateway" in caught.value.detail
+    assert "calls of the gateway (1)" in caught.value.detail
     await clock.advance(10)
     assert clock.monotonic() == 10.0
 
@@ -261,7 +262,19 @@ async def test_a_clock_that_was_killed_in_a_move_goes_back_to_nothing_that_was_s
     assert reached[1] >= reached[0]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"now": "x", "last_id": "0", "boots": 0}', "[1]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"now": "x", "last_id": "0", "boots": 0}',
+        '{"now": 1e999, "last_id": "0", "boots": 0}',
+        '{"now": -5, "last_id": "0", "boots": 0}',
+        '{"now": 999999999999999, "last_id": "0", "boots": 0}',
+        '{"now": 5, "last_id": "-1", "boots": 0}',
+    ],
+)
 async def test_a_damaged_file_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "clock").write_text(text)
     with pytest.raises(ConveyorError, match="damaged"):
@@ -284,3 +297,107 @@ async def test_secrets_come_from_the_operating_system() -> None:
     assert len(tokens) == 2
     ids = {ManualClock(start=START).new_id() for _ in range(2)}
     assert len(ids) == 1
+
+
+async def _is_followed() -> bool:
+    return True
+
+
+async def test_a_clock_that_moves_by_itself_leaves_the_end_of_what_is_kept_to_its_time() -> None:
+    clock = ManualClock(start=START, mode="auto")
+    items = [Due(30 * DAY, "results", is_work=False, is_expiry=True)]
+
+    async def due() -> Sequence[Due]:
+        return items
+
+    clock.watch(due)
+    await clock.move_on(_is_followed)
+    assert clock.monotonic() == 0.0
+    items.append(Due(DAY, "schedules", is_work=False))
+    await clock.move_on(_is_followed)
+    assert clock.monotonic() == DAY
+
+
+async def test_a_clock_that_moves_by_itself_waits_for_open_work() -> None:
+    clock = ManualClock(start=START, mode="auto", rest_within=0.0)
+    worked = Looker(clock, 600.0)
+    async with _running(worked):
+        with counted(clock.work, "calls of the gateway"):
+            await clock.move_on(_is_followed)
+        assert worked.looks == []
+        await clock.move_on(_is_followed)
+        assert worked.looks == [600.0]
+
+
+async def test_a_move_that_is_cut_by_the_end_of_the_server_is_told_and_kept_as_far_as_it_came(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(start=START)
+    clock.keep_in(tmp_path / "clock")
+
+    async def stop() -> None:
+        await clock.sleep(DAY)
+        group.start_soon(clock.run_out)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(stop)
+        with pytest.raises(ConveyorError, match="stopping") as caught:
+            await clock.advance(300 * DAY)
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        group.cancel_scope.cancel()
+    again = ManualClock(start=START)
+    again.keep_in(tmp_path / "clock")
+    assert START + 86_400_000 <= again.now() < START + 2 * 86_400_000
+
+
+async def test_a_move_that_was_refused_is_none_after_a_kill(tmp_path: Path) -> None:
+    clock = ManualClock(start=START, rest_within=0.0)
+    clock.keep_in(tmp_path / "clock")
+    with counted(clock.work, "calls of the gateway"), pytest.raises(ConveyorError):
+        await clock.advance(300 * DAY)
+    again = ManualClock(start=START)
+    again.keep_in(tmp_path / "clock")
+    assert again.now() == START
+
+
+async def test_a_move_that_takes_too_long_says_what_keeps_it() -> None:
+    clock = ManualClock(start=START, move_within=0.0)
+
+    async def due() -> Sequence[Due]:
+        return [Due(10.0, "tasks", is_work=True)]
+
+    clock.watch(due)
+    with pytest.raises(ConveyorError, match="tasks") as caught:
+        await clock.advance(DAY)
+    assert caught.value.code is ErrorCode.CONFLICT
+
+
+async def test_a_clock_goes_on_from_the_newest_instant_that_is_stored(tmp_path: Path) -> None:
+    clock = ManualClock(start=START)
+    stored = ManualClock(start=START + 5).new_id()
+    clock.keep_in(tmp_path / "clock", newest=START + 5)
+    assert clock.now() == START + 5
+    assert clock.new_id() > stored
+    again = ManualClock(start=0)
+    again.keep_in(tmp_path / "clock", newest=START)
+    assert again.now() == START + 5
+
+
+async def test_no_move_leads_beyond_what_can_be_written() -> None:
+    clock = ManualClock(start=LAST_INSTANT - 1_000)
+    for move in (clock.advance, clock.shift_wall):
+        with pytest.raises(ConveyorError, match="9999-12-01") as caught:
+            await move(1.001)
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    await clock.advance(1.0)
+    assert clock.now() == LAST_INSTANT
+
+
+async def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    clock = ManualClock(start=START)
+    (tmp_path / "data").mkdir()
+    clock.keep_in(tmp_path / "data" / "clock")
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(ConveyorError, match="cannot be kept") as caught:
+        await clock.advance(1.0)
+    assert caught.value.code is ErrorCode.UNAVAILABLE

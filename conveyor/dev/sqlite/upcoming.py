@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.sweeping import ENDED_RUNS
+from conveyor.domain.ids import is_ulid, made_at
 from conveyor.ports.idle import Due
 from conveyor.ports.maintenance import ENDED_FOR
 
@@ -59,6 +62,25 @@ _EXPIRY = (
 )
 
 
+_WRITTEN = (
+    "SELECT max(updated_at) FROM jobs",
+    "SELECT max(updated_at) FROM runs",
+    "SELECT max(updated_at) FROM tasks",
+    "SELECT max(claimed_at) FROM claims",
+    "SELECT max(updated_at) FROM exports",
+    "SELECT max(created_at) FROM signing_keys",
+    "SELECT max(max(ended_at), max(decided_at)) FROM notices",
+    "SELECT max(updated_at) FROM deliveries",
+    "SELECT max(noted_at) FROM fires",
+)
+_MADE = (
+    "SELECT max(job_id) FROM jobs",
+    "SELECT max(run_id) FROM runs",
+    "SELECT max(input_id) FROM job_inputs",
+    "SELECT max(export_id) FROM exports",
+)
+
+
 class KeptDays(NamedTuple):
     """The days for which rows of ended runs, deliveries and fires are kept."""
 
@@ -74,7 +96,7 @@ class _Read:
 
     groups: int
     until: int
-    found: Sequence[tuple[int, str, bool]]
+    found: Sequence[tuple[int, Due]]
 
 
 class SqliteUpcoming:
@@ -91,12 +113,12 @@ class SqliteUpcoming:
         if last is None or last.groups != self._database.groups or now >= last.until:
             groups = self._database.groups
             found = await self._database.read(lambda reader: self._read(reader, now))
-            until = min((at for at, _, _ in found if at > now), default=FAR)
-            late = any(at <= now for at, _, _ in found)
+            until = min((at for at, _ in found if at > now), default=FAR)
+            late = any(at <= now for at, _ in found)
             self._last = last = _Read(groups, now + 1_000 if late else until, found)
-        return [Due((at - now) / 1_000, what, is_work) for at, what, is_work in last.found]
+        return [item._replace(after=(at - now) / 1_000) for at, item in last.found]
 
-    def _read(self, reader: sqlite3.Connection, now: int) -> list[tuple[int, str, bool]]:
+    def _read(self, reader: sqlite3.Connection, now: int) -> list[tuple[int, Due]]:
         values = {
             "floor": now - PATIENCE,
             "since": now - DAY,
@@ -108,13 +130,30 @@ class SqliteUpcoming:
             "ended_for": ENDED_FOR,
             **self._kept._asdict(),
         }
-        found: list[tuple[int, str, bool]] = []
-        for kinds, is_work, every in ((_WORK, True, 0), (_CALENDAR, False, 0), (_EXPIRY, False, 1)):
+        found: list[tuple[int, Due]] = []
+        for kinds in (_WORK, _CALENDAR, _EXPIRY):
             for what, sql in kinds:
                 (at,) = reader.execute(sql, values).fetchone()
                 if at is not None:
-                    found.append((_again(at, now) if every else at, what, is_work))
+                    at = _again(at, now) if kinds is _EXPIRY else at
+                    found.append((at, Due(0.0, what, kinds is _WORK, kinds is _EXPIRY)))
         return found
+
+
+def newest_instant(path: Path) -> int:
+    """Return the newest instant in a file of records, in milliseconds; -1 without any, or where it
+    cannot be read: opening the store tells why."""
+    if not path.exists() or not path.stat().st_size:
+        return -1
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as reader:
+            found = [reader.execute(sql).fetchone()[0] for sql in _WRITTEN]
+            ids = [reader.execute(sql).fetchone()[0] for sql in _MADE]
+    except sqlite3.Error:
+        return -1
+    instants = [at for at in found if at is not None]
+    instants += [made_at(one) for one in ids if one is not None and is_ulid(one)]
+    return max(instants, default=-1)
 
 
 def _again(at: int, now: int) -> int:
