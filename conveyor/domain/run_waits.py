@@ -89,7 +89,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     It says one each `heartbeat` seconds, and its claims last for `claim_seconds` from then on.
     `in_use` of its `slots` make a call. `away` names what all its work waits for. `lanes_left_out`
     counts the lanes that had no room. `paused_since` is the instant of an operator's order that
-    nothing new starts, if the worker heard one.
+    nothing new starts, if the worker heard one. A worker that is `stopping` takes up nothing.
     """
 
     worker_id: str
@@ -104,6 +104,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[LaneReport, ...] = ()
     lanes_left_out: int = 0
     paused_since: int | None = None
+    stopping: bool = False
 
     def is_silent(self, now: int) -> bool:
         """Tell whether the worker has said nothing for SILENT_AFTER heartbeats."""

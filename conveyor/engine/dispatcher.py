@@ -186,6 +186,11 @@ class Dispatcher:
         return self._pause.since
 
     @property
+    def is_stopping(self) -> bool:
+        """True from `stop` on."""
+        return self._stopping
+
+    @property
     def is_full(self) -> bool:
         """True while no slot can take another message."""
         return self._planner.room(0) <= 0

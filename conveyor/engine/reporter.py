@@ -126,6 +126,7 @@ class WorkerReporter:
             claim_seconds=options.claim_seconds,
             away=tuple(outage.shared.value for outage in away),
             paused_since=self._dispatcher.paused_since,
+            stopping=self._dispatcher.is_stopping,
         )
 
     def _lane(self, lane: Lane, away: Sequence[Outage], now: float, wall: int) -> LaneReport:

@@ -8,7 +8,8 @@ PATIENCE is left out, so that the next ones by score take its place. Views may d
 then more workers than needed serve a run, never none.
 
 Two things widen a subset. While tasks of a run wait for slots, further workers with free slots join
-it. And a run that nobody attends to, as far as is heard, is open to all.
+it. And a run that nobody attends to, as far as is heard, is open to all, unless the fleet is
+paused. A worker that is stopping counts as gone.
 
 It is pure: it has no clock and asks nobody. All moments are monotonic seconds of this worker.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -95,6 +96,7 @@ class RunSubset:
         self._words: dict[str, _Word] = {}
         self._others: dict[str, WorkerReport] = {}
         self._own_use = 0
+        self._least_slots = options.slots
         self._entries: dict[str, _Entry] = {}
         self._excused = False
 
@@ -106,21 +108,36 @@ class RunSubset:
 
     def hear(self, reports: Sequence[WorkerReport], now: float) -> None:
         """Take in what all workers of the fleet say."""
-        before = self._others
+        before, least_slots = self._others, self._least_slots
         self._others = self._live(reports, now)
+        slots = [self._slots, *(report.slots for report in self._others.values())]
+        self._least_slots = max(1, min(slots))
         self._rank_anew(
-            joined=self._others.keys() - before.keys(), left=before.keys() - self._others.keys()
+            joined=self._others.keys() - before.keys(),
+            left=before.keys() - self._others.keys(),
+            is_resized=least_slots != self._least_slots,
+        )
+        is_paused = any(
+            report.paused_since is not None
+            for report in reports
+            if report.worker_id in self._others or report.worker_id == self._own
         )
         sights: dict[str, list[tuple[str, LaneReport]]] = defaultdict(list)
         for report in reports:
-            if report.worker_id in self._others or report.worker_id == self._own:
+            # Of one that has just begun to stop for the last time: others take over meanwhile.
+            is_last = report.stopping and report.worker_id in before
+            if is_last or report.worker_id in self._others or report.worker_id == self._own:
                 for lane in report.lanes:
                     sights[lane.run_id].append((report.worker_id, lane))
         for run_id, entry in self._entries.items():
             self._look_after(entry, sights.get(run_id, ()), now)
+            if is_paused:
+                # Nobody calls, as ordered; after the end of the order each worker has to hear it.
+                entry.attended_at = max(entry.attended_at, now + self._grace)
 
     def _live(self, reports: Sequence[WorkerReport], now: float) -> dict[str, WorkerReport]:
-        """Take in the reports; return those of the other workers that are not silent."""
+        """Take in the reports; return those of the other workers that are neither silent nor
+        stopping."""
         if self._excused:
             self._excused = False
             self._words = {name: word._replace(heard_at=now) for name, word in self._words.items()}
@@ -142,7 +159,7 @@ class RunSubset:
         return {
             name: word.report
             for name, word in self._words.items()
-            if now - word.heard_at < PATIENCE
+            if now - word.heard_at < PATIENCE and not word.report.stopping
         }
 
     def _look_after(
@@ -226,21 +243,32 @@ class RunSubset:
                 return True
             slots += self._others[name].slots
         # Behind all workers of which the order is kept.
-        return False
+        return slots < covered or (entry.short and self._joins(entry, len(entry.ranked)))
 
     def _joins(self, entry: _Entry, place: int) -> bool:
         """Return whether this worker is among the next ones that have the free slots which the
         first ones, those of the subset, lack."""
+        if self._room(entry, self._own) <= 0:
+            return False
         missing = entry.run.max_inflight
         missing -= sum(self._room(entry, name) for _, name in entry.ranked[:place])
-        for _, name in entry.ranked[place:]:
-            if missing <= 0:
-                return False
-            room = self._room(entry, name)
-            if room > 0 and name == self._own:
-                return True
-            missing -= room
+        for name in self._next_ones(entry, place):
+            if missing <= 0 or name == self._own:
+                return missing > 0
+            missing -= self._room(entry, name)
         return False
+
+    def _next_ones(self, entry: _Entry, place: int) -> Iterator[str]:
+        """Go through the workers from a place on, beyond those of which the order is kept, too."""
+        kept = len(entry.ranked)
+        for _, name in entry.ranked[place:]:
+            yield name
+        if kept <= len(self._others):
+            entry.ranked = sorted(
+                _scores(entry.run.run_id, [self._own, *self._others]), reverse=True
+            )
+            for _, name in entry.ranked[kept:]:
+                yield name
 
     def _room(self, entry: _Entry, name: str) -> int:
         """Return the slots of a worker that are free, or used by this run."""
@@ -257,16 +285,16 @@ class RunSubset:
         return heapq.nlargest(self._kept(run), scored)
 
     def _kept(self, run: DispatchableRun) -> int:
-        needed = max(self._least, -(-SPARE * run.max_inflight // self._slots))
+        needed = max(self._least, -(-SPARE * run.max_inflight // self._least_slots))
         return max(_LEAST_RANKED, RANKED * needed)
 
-    def _rank_anew(self, *, joined: Iterable[str], left: Iterable[str]) -> None:
+    def _rank_anew(self, *, joined: Iterable[str], left: Iterable[str], is_resized: bool) -> None:
         """Bring the order of each run up to date: that of few runs changes, for few workers."""
         joined, left = list(joined), set(left)
-        if not joined and not left:
+        if not joined and not left and not is_resized:
             return
         for entry in self._entries.values():
-            if any(name in left for _, name in entry.ranked):
+            if is_resized or any(name in left for _, name in entry.ranked):
                 entry.ranked = self._rank(entry.run)
                 continue
             added = _scores(entry.run.run_id, joined)

@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.domain.model import DispatchableRun
 from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
-from conveyor.engine.subset import PATIENCE, REST, RunSubset, SubsetOptions
+from conveyor.engine.subset import PATIENCE, REST, RunSubset, SubsetOptions, _scores
 
 SLOTS = 50
 LEAST = 8
@@ -33,14 +33,18 @@ class Fleet:
         self.lanes: dict[str, tuple[LaneReport, ...]] = {}
         self.in_use: Counter[str] = Counter()
         self.silent: set[str] = set()
+        self.stopping: set[str] = set()
+        self.paused_since: int | None = None
+        self.slots: dict[str, int] = {}
         self.served: dict[str, set[str]] = {}
         self._said: dict[str, WorkerReport] = {}
         for number in range(workers):
             self.join(f"w{number}")
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, *, slots: int = SLOTS) -> None:
+        self.slots[name] = slots
         self.subsets[name] = RunSubset(
-            SubsetOptions(worker_id=name, slots=SLOTS, least=self.least, grace=GRACE)
+            SubsetOptions(worker_id=name, slots=slots, least=self.least, grace=GRACE)
         )
 
     def report(self, name: str) -> WorkerReport:
@@ -50,7 +54,9 @@ class Fleet:
             started_at=0,
             said_at=round(self.now * 1_000),
             heartbeat=10.0,
-            slots=SLOTS,
+            slots=self.slots[name],
+            paused_since=self.paused_since,
+            stopping=name in self.stopping,
             in_use=self.in_use[name],
             lanes=self.lanes.get(name, ()),
         )
@@ -337,6 +343,55 @@ def test_a_full_fleet_does_not_widen_its_subsets() -> None:
     fleet.attend(one, in_flight=1, calling=1, reason=RunWaitReason.SLOTS)
     fleet.turn([one])
     assert fleet.serving(one) == base
+
+
+def test_free_workers_join_however_low_they_rank() -> None:
+    one = run("r", limit=8)
+    fleet = settled(100, [one])
+    order = [name for _, name in sorted(_scores("r", fleet.subsets), reverse=True)]
+    base, free = fleet.serving(one), set(order[-20:])
+    fleet.in_use.update(dict.fromkeys(order[:-20], SLOTS))
+    fleet.attend(one, in_flight=0, calling=0, reason=RunWaitReason.SLOTS)
+    fleet.turn([one])
+    joined = fleet.serving(one) - base
+    assert joined == {order[-20]}, "the first that has room, and no more than lack"
+    assert joined <= free
+
+
+def test_workers_with_few_slots_cover_a_limit_by_their_number() -> None:
+    one = run("r", limit=1_000)
+    fleet = Fleet(0)
+    for number in range(60):
+        fleet.join(f"w{number}", slots=1)
+    fleet.join("big", slots=1_000)
+    fleet.settle([one])
+    assert fleet.serving(one) == set(fleet.subsets)
+
+
+def test_a_fleet_that_is_paused_keeps_its_subsets() -> None:
+    runs = [run(f"r{number}") for number in range(10)]
+    fleet = settled(30, runs)
+    before = {one.run_id: fleet.serving(one) for one in runs}
+    fleet.paused_since = 1
+    for one in runs:
+        fleet.attend(one, in_flight=0, calling=0)
+    for _ in range(6):
+        fleet.turn(runs)
+    fleet.paused_since = None
+    for _ in range(4):
+        assert {one.run_id: fleet.serving(one) for one in runs} == before
+        fleet.turn(runs)
+    assert fleet.serving(runs[0]) == set(fleet.subsets), "nobody took it up again"
+
+
+def test_a_subset_that_stops_is_replaced_before_its_calls_have_ended() -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    base = fleet.serving(one)
+    fleet.attend(one, in_flight=1, calling=1)
+    fleet.stopping |= base
+    fleet.turn([one])
+    assert len(fleet.serving(one) - base) == LEAST
 
 
 def test_a_run_without_work_is_forgotten() -> None:
