@@ -247,7 +247,7 @@ MOST_DAYS = 400
 """Days that one move may take."""
 MOST_WAKES = 2_000_000
 """Sleepers that one move may wake."""
-MOVE_WITHIN = 300.0
+MOVE_WITHIN = 600.0
 """Real seconds that one move may take."""
 LAST_INSTANT = 253_399_622_400_000
 """The latest instant, in milliseconds: 9999-12-01. What is counted from it can still be written."""
@@ -261,6 +261,7 @@ of its move was not known."""
 JOURNAL_LINES = 100_000
 """Lines of the journal that are kept."""
 _MOST_QUIET_TURNS = 1_000
+_APART = 1 << 40
 
 
 class WorkCounter:
@@ -465,13 +466,15 @@ class ManualClock(VirtualClock):
             last = 0
         except (ValueError, KeyError, TypeError, OverflowError):
             raise ConveyorError(ErrorCode.UNAVAILABLE, "the file of its clock is damaged") from None
-        if newest >= self._start:
-            # Ids are of their instant: the next is greater than all that may be stored.
-            self._start, last = newest, max(last, (newest + 1 << 80) - 1)
+        if newest > self._start or (newest == self._start and not last):
+            # Ids are of their instant: the next one is greater than all that may be stored.
+            self._start = newest + 1
         # Each boot has numbers of its own: those of an earlier one may be stored.
         self._ids = _SeededIds(f"{self._boots}/worker")
         self.requests.ids = _SeededIds(f"{self._boots}/requests")
-        self._ids.last = self.requests.ids.last = last
+        # Apart, for where the wall clock is behind the last id: there each id is the one before and
+        # one more.
+        self._ids.last, self.requests.ids.last = last, last + _APART
         self.save()
 
     def save(self, *, ahead: int = 0) -> None:

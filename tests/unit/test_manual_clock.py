@@ -376,11 +376,23 @@ async def test_a_clock_goes_on_from_the_newest_instant_that_is_stored(tmp_path: 
     clock = ManualClock(start=START)
     stored = ManualClock(start=START + 5).new_id()
     clock.keep_in(tmp_path / "clock", newest=START + 5)
-    assert clock.now() == START + 5
+    assert clock.now() == START + 6
     assert clock.new_id() > stored
     again = ManualClock(start=0)
     again.keep_in(tmp_path / "clock", newest=START)
-    assert again.now() == START + 5
+    assert again.now() == START + 6
+
+
+async def test_ids_differ_after_a_restart_on_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    clock = ManualClock(start=START)
+    clock.keep_in(tmp_path / "clock")
+    before = clock.new_id()
+    await clock.shift_wall(-3_600)
+    again = ManualClock(start=START)
+    again.keep_in(tmp_path / "clock")
+    after = [again.new_id(), again.requests.new_id(), again.new_id(), again.requests.new_id()]
+    assert len(set(after)) == 4
+    assert min(after) > before
 
 
 async def test_no_move_leads_beyond_what_can_be_written() -> None:

@@ -91,6 +91,16 @@ async def test_a_run_at_its_cap_and_one_without_a_slot() -> None:
         assert seen(teller.report(), "wide").since == began
 
 
+async def test_a_worker_that_stops_says_so() -> None:
+    world = World(slots=4, duration=lasting(5.0))
+    async with world.running():
+        await world.submit("small", 3)
+        await world.clock.advance(1.0)
+        assert not reporter(world).report().stopping
+        world.members[0].dispatcher.stop()
+        assert reporter(world).report().stopping
+
+
 async def test_a_run_with_all_it_wants_waits_for_nothing() -> None:
     world = World(slots=4, duration=lasting())
     async with world.running():
