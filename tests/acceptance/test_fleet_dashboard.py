@@ -3,6 +3,7 @@ operator sees what the fleet gave up."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +17,10 @@ from conveyor.http.pages.session import COOKIE, ROOT, SIGN_IN
 from conveyor.http.pages.views import LETTERS
 from conveyor.prod.sqs.messages import NO_MESSAGE
 from conveyor.testing.fleet import RoleFleet
+from tests.acceptance.support_dashboard import chromium
 from tests.acceptance.support_fleet import fleet, services
 from tests.acceptance.support_wire import ENDED, KEY, eventually, target
+from tests.acceptance.test_dashboard_browser import NARROW, WIDE, visit
 from tests.conformance.emulators import REGION
 from tests.patient import SECONDS
 
@@ -116,16 +119,21 @@ def test_strangers_get_the_sign_in_page_of_a_fleet(running: RoleFleet) -> None:
     assert refused.status_code == 401
 
 
-def test_an_operator_sees_moves_and_removes_what_the_fleet_gave_up(running: RoleFleet) -> None:
-    one, other = (process.info.api.removesuffix("/v1") for process in running.apis)
+def bury(running: RoleFleet, *sent: tuple[str, str]) -> None:
+    """Send texts to queues of the fleet."""
     sqs = boto3.client("sqs", region_name=REGION, endpoint_url=services().sqs or None)
-    bodies = {
-        "control": "no message",
-        "dead-letter": '{"type":"delete","job_id":"gone","run_id":"gone"}',
-    }
-    for queue, body in bodies.items():
+    for queue, body in sent:
         url = sqs.get_queue_url(QueueName=f"conveyor-{running.name}-{queue}")["QueueUrl"]
         sqs.send_message(QueueUrl=url, MessageBody=body)
+
+
+def test_an_operator_sees_moves_and_removes_what_the_fleet_gave_up(running: RoleFleet) -> None:
+    one, other = (process.info.api.removesuffix("/v1") for process in running.apis)
+    bury(
+        running,
+        ("control", "no message"),
+        ("dead-letter", '{"type":"delete","job_id":"gone","run_id":"gone"}'),
+    )
     who = signed_in(one, OPERATOR)
 
     def listed(origin: str) -> list[dict[str, str]]:
@@ -157,3 +165,23 @@ def test_an_operator_sees_moves_and_removes_what_the_fleet_gave_up(running: Role
     local = httpx.get(f"{one}{LETTERS}", timeout=SECONDS)
     caller = httpx.get(f"{one}{LETTERS}", headers=signed_in(one, KEY), timeout=SECONDS)
     assert (local.status_code, caller.status_code) == (404, 404)
+
+
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", WIDE), ("dark", NARROW)])
+def test_the_page_of_letters_is_silent_and_accessible(
+    running: RoleFleet, scheme: str, viewport: dict[str, int]
+) -> None:
+    origin = running.apis[0].info.api.removesuffix("/v1")
+    message = {"job_id": "01JOB0000000000000000000AA", "run_id": "01RVN0000000000000000000AA"}
+    hostile = "<img src=//evil.test onerror=alert(1)>" + "word" * 100
+    orders = ({"type": "ingest", "reason": hostile}, {"type": "task", "task_id": "0" * 26})
+    texts = ["no message", *(json.dumps(message | order) for order in orders)]
+    bury(running, *(("dead-letter", text) for text in texts))
+    options = {
+        "extra_http_headers": signed_in(origin, OPERATOR),
+        "color_scheme": scheme,
+        "viewport": viewport,
+    }
+    with chromium() as browser:
+        label = f"letters-{scheme}-{viewport['width']}"
+        visit(browser, origin, {"dead-letters": LETTERS}, label, **options)

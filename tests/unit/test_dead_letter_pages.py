@@ -108,7 +108,7 @@ async def test_an_operator_sees_the_letters_of_all_callers(api: Api, key: str) -
     run = f"{ROOT}/jobs/{JOB}/runs/{RUN}"
     for part in (f'href="{run}"', f'href="{run}/tasks/{TASK}"', "its body is not a message"):
         assert part in page
-    for part in ("received too often, no reason given", "cannot be read", "2023-11-14 22:13:20"):
+    for part in ("Received too often, no reason given", "cannot be read", "2023-11-14 22:13:20"):
         assert part in page
     assert "2023-11-28 22:13:20" in page
     assert html.escape(HOSTILE) in page.replace("&#34;", "&quot;").replace("&#39;", "&#x27;")

@@ -442,18 +442,18 @@ def _audited(
         outcome = error.code.value
         raise
     finally:
-        about = {
-            "operator": call.viewer.operator,
-            "action": name,
-            "job_id": job_id,
-            "letter_id": letter_id,
-            "outcome": outcome,
-            "request_id": request_id_of(call.request.scope),
-        }
-        about = {field: value for field, value in about.items() if value}
         if call.viewer.operator is not None:
-            what = "a dead letter" if letter_id else "a job"
-            _log.warning("an operator acted on %s", what, extra=about)
+            what = "dead letter" if letter_id else "job"
+            about = {
+                "operator": call.viewer.operator,
+                "action": name,
+                "job_id": job_id,
+                "letter_id": letter_id,
+                "outcome": outcome,
+                "request_id": request_id_of(call.request.scope),
+            }
+            about = {field: value for field, value in about.items() if value}
+            _log.warning("an operator acted on a %s", what, extra=about)
 
 
 async def read_form(request: Request) -> dict[str, str]:
