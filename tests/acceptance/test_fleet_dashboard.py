@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -185,3 +186,16 @@ def test_the_page_of_letters_is_silent_and_accessible(
     with chromium() as browser:
         label = f"letters-{scheme}-{viewport['width']}"
         visit(browser, origin, {"dead-letters": LETTERS}, label, **options)
+
+
+def test_a_fleet_without_operators_has_no_letters_to_show(tmp_path: Path) -> None:
+    with fleet(tmp_path, apis=1, workers=1, dashboard="on") as started:
+        bury(started, ("dead-letter", "no message"))
+        origin = started.apis[0].info.api.removesuffix("/v1")
+        local = httpx.get(f"{origin}{LETTERS}.json", timeout=SECONDS)
+        assert (local.status_code, local.json()["has_queue"], local.json()["letters"]) == (
+            200,
+            False,
+            [],
+        )
+        assert NO_MESSAGE in started.admin("dlq", "list")
