@@ -194,7 +194,7 @@ def _save_last(moved: KeptClock) -> None:
     try:
         moved.save()
     except ConveyorError as error:
-        _log.warning("%s", error.detail)
+        _log.warning("the clock was not kept: %s", error.detail)
 
 
 def _ports(
