@@ -56,7 +56,9 @@ class Answer(AsyncIterator[bytes]):
     def allow(self, seconds: float) -> None:
         """Let the rest of the body be there within so many seconds from now, `inf` for no limit,
         in place of the time that was given with the request."""
-        self._connection.allow(self._connection.now() + seconds)
+        # Of a whole answer, the connection may carry another request by now.
+        if not self._reader.is_complete:
+            self._connection.allow(self._connection.now() + seconds)
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError: RAGGED
