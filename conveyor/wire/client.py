@@ -60,6 +60,11 @@ class Answer(AsyncIterator[bytes]):
         if not self._reader.is_complete:
             self._connection.allow(self._connection.now() + seconds)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the connection is gone before the body was whole."""
+        return not self._reader.is_complete and self._connection.error is not None
+
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError: RAGGED
         only after every byte that came."""
@@ -202,18 +207,24 @@ class HttpClient:
     async def _connect(
         self, opened: _Opened, origin: Origin, deadline: float, sent: int
     ) -> HttpConnection:
+        is_queued = False
         try:
             async with asyncio.timeout_at(deadline):
                 # A name that nobody resolves must not hold a slot.
                 addresses = await opened.connector.resolve(origin)
+                is_queued = True
                 while (connection := await opened.pool.wait(origin)) is not None:
                     if connection.is_usable():
                         return connection
                     connection.abort()
+                is_queued = False
                 return await opened.connect(origin, addresses)
         except TimeoutError:
             raise TransportError(
-                TransportTrouble.TIMEOUT, sent=sent, is_connecting=not sent
+                TransportTrouble.TIMEOUT,
+                sent=sent,
+                is_connecting=not sent,
+                is_queued=is_queued,
             ) from None
         except TransportError as error:
             error.sent = sent

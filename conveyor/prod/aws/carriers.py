@@ -11,16 +11,22 @@ from typing import Any, Protocol
 
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 
+NO_TURN = "NoTurn"
+"""The reason if all connections of a kind of call stayed in use."""
 NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
 """Reasons after which no further try is made: credentials are looked for only once."""
 
 
 class Unanswered(Exception):
-    """A try got no answer of the service. `reason` is the name of the error, as botocore has it."""
+    """A try got no answer of the service. `reason` is the name of the error, as botocore has it.
 
-    def __init__(self, reason: str) -> None:
+    `is_silence` is False if the service was not asked: this process had no turn for the call.
+    """
+
+    def __init__(self, reason: str, *, is_silence: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_silence = is_silence
 
 
 class Carrier(Protocol):
@@ -66,6 +72,8 @@ def describe_silence(service: str, operation: str, reason: str) -> str:
             "no AWS credentials found: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, nor a"
             " profile, nor a role of this machine"
         )
+    if reason == NO_TURN:
+        return f"all connections for {operation} are in use, so {service} was not called"
     if reason == "CredentialRetrievalError":
         return f"the AWS credentials could not be renewed, so {service} was not called"
     return f"{service} does not answer {operation}: {reason}"

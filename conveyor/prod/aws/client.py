@@ -89,7 +89,8 @@ class AwsClient:
                 self._note_refusal(refused)
                 reason = refused.word
             except Unanswered as error:
-                self.stats.unanswered(service, self._clock.monotonic())
+                if error.is_silence:
+                    self.stats.unanswered(service, self._clock.monotonic())
                 reason = error.reason
             else:
                 self.stats.answered(service)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from math import inf
 from typing import Any
 
 import anyio
@@ -16,8 +15,8 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import ForeignAnswer
 from conveyor.prod.aws.boto import BotoCarrier
-from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters
-from conveyor.prod.aws.carriers import Unanswered
+from conveyor.prod.aws.calls import Answer, AwsOptions, BodyGivenBack, Parameters
+from conveyor.prod.aws.carriers import NO_TURN, Unanswered
 from conveyor.prod.aws.credentials import KeyHolder
 from conveyor.prod.aws.places import CallPlace, CallPlaces, Unplaced
 from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall
@@ -29,6 +28,9 @@ from conveyor.wire.options import ClientOptions, Proxy
 
 BODIES_OPEN = 256
 """Most bodies that are read at a time: each holds a connection until it is read to its end."""
+BODY_KEPT = 30.0
+"""Seconds without a reader after which a body gives its connection back: others wait for one, and
+who reads on asks S3 for the rest."""
 LARGE = 256 * 1024
 """Bytes of a body from which it is hashed in a thread, and for which a call gets a second more."""
 _WORDS = {
@@ -172,6 +174,8 @@ class HttpCarrier:
             )
             return await self._read(call, answer)
         except TransportError as error:
+            if error.is_queued:
+                raise Unanswered(NO_TURN, is_silence=False) from None
             raise Unanswered(_word(error)) from None
         except ForeignAnswer:
             raise Unanswered("ForeignAnswer") from None
@@ -194,22 +198,27 @@ class HttpCarrier:
 
 
 class HttpBody:
-    """A streamed body. What is asked for may take `patience` seconds to come; nobody needs to
-    ask."""
+    """A streamed body. What is asked for may take `patience` seconds to come. If nobody asks for
+    BODY_KEPT seconds, its connection is dropped."""
 
     def __init__(self, answer: wire.Answer, patience: float) -> None:
         self._answer = answer
         self._patience = patience
         self._held = b""
-        answer.allow(inf)
+        answer.allow(BODY_KEPT)
 
     async def read(self, most: int) -> bytes:
         pieces, size = [self._held], len(self._held)
+        was_broken = self._answer.is_broken
         while size < most:
             self._answer.allow(self._patience)
             try:
                 piece = await anext(self._answer, b"")
             except TransportError as error:
+                if was_broken and error.trouble is TransportTrouble.TIMEOUT:
+                    if size:
+                        break
+                    raise BodyGivenBack from None
                 raise ConveyorError(
                     ErrorCode.UNAVAILABLE,
                     f"s3 get_object broke off: {_word(error)}",
@@ -219,7 +228,7 @@ class HttpBody:
                 break
             pieces.append(piece)
             size += len(piece)
-        self._answer.allow(inf)
+        self._answer.allow(BODY_KEPT)
         found = b"".join(pieces)
         self._held = found[most:]
         return found[:most]

@@ -25,6 +25,7 @@ from conveyor.prod.aws.calls import (
     AnswerBody,
     Aws,
     AwsRefused,
+    BodyGivenBack,
     ShortLived,
     retry_unprocessed,
 )
@@ -83,6 +84,9 @@ class ObjectReader:
                 piece = await self._body.read(PIECE)
                 if not piece:
                     raise ConveyorError(ErrorCode.UNAVAILABLE, "result store: a body ended early")
+            except BodyGivenBack:
+                # Its own reader was slow, perhaps again and again: nothing broke.
+                self._close()
             except ConveyorError:
                 self._close()
                 self._resumed += 1
