@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -357,7 +358,12 @@ async def test_a_call_without_a_turn_says_nothing_about_its_service(
         return large(seen)
 
     stub.answer = give
-    options = {"threads": 1, "read_timeout": 0.05, "connect_timeout": 0.05, "attempts": AWAY_AFTER}
+    options: dict[str, Any] = {
+        "threads": 1,
+        "read_timeout": 0.05,
+        "connect_timeout": 0.05,
+        "attempts": AWAY_AFTER,
+    }
     async with calling(stub.url, services=["s3"], **options) as aws:
         body = (await aws.call(*READ))["Body"]
         with pytest.raises(ConveyorError, match="all connections for get_object are in use"):

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from botocore.exceptions import ClientError
+
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 
+NOT_RENEWED = "CredentialRetrievalError"
+"""The reason if keys have ended, and there are no others."""
 NO_TURN = "NoTurn"
 """The reason if all connections of a kind of call stayed in use."""
 NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
@@ -65,6 +69,14 @@ def read_refusal(response: Mapping[str, Any], status: int, asked: tuple[str, str
     )
 
 
+def read_client_error(error: ClientError, asked: tuple[str, str]) -> AwsRefused:
+    """Build a refusal from the error by which boto3 tells it: of the call, or of a renewal of the
+    credentials for it."""
+    response: Any = error.response
+    status: int = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return read_refusal(response, status, asked)
+
+
 def describe_silence(service: str, operation: str, reason: str) -> str:
     """Say why there is no answer after the last try."""
     if reason in NO_CREDENTIALS:
@@ -74,6 +86,6 @@ def describe_silence(service: str, operation: str, reason: str) -> str:
         )
     if reason == NO_TURN:
         return f"all connections for {operation} are in use, so {service} was not called"
-    if reason == "CredentialRetrievalError":
+    if reason == NOT_RENEWED:
         return f"the AWS credentials could not be renewed, so {service} was not called"
     return f"{service} does not answer {operation}: {reason}"

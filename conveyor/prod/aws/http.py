@@ -10,13 +10,14 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import ForeignAnswer
 from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import Answer, AwsOptions, BodyGivenBack, Parameters
-from conveyor.prod.aws.carriers import NO_TURN, Unanswered
+from conveyor.prod.aws.carriers import NO_TURN, Unanswered, read_client_error
 from conveyor.prod.aws.credentials import KeyHolder
 from conveyor.prod.aws.places import CallPlace, CallPlaces, Unplaced
 from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall
@@ -147,7 +148,10 @@ class HttpCarrier:
         self, lane: CallLane, place: CallPlace, call: OwnCall, parameters: Parameters
     ) -> Answer:
         """Send a call and read its answer. Raises AwsRefused, Unanswered, Moved."""
-        keys = await self._keys.current()
+        try:
+            keys = await self._keys.current()
+        except ClientError as error:
+            raise read_client_error(error, call.asked) from None
         size = call.size(parameters)
         request: HttpRequest
         if size > LARGE:

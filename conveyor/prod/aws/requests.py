@@ -86,7 +86,7 @@ class JsonCall:
     def __init__(self, service: str, operation: str, *, is_void: bool = False) -> None:
         prefix = "DynamoDB_20120810" if service == "dynamodb" else "AmazonSQS"
         name = "".join(word.capitalize() for word in operation.split("_"))
-        self._asked = (service, operation)
+        self.asked = (service, operation)
         self._headers = {"content-type": _JSON, "x-amz-target": f"{prefix}.{name}"}
         if service == "sqs":
             self._headers["x-amzn-query-mode"] = "true"
@@ -137,7 +137,7 @@ class JsonCall:
         message = said.get("message", said.get("Message", ""))
         response = {**said, "Error": {"Code": word, "Message": message}}
         _decode_binary(response)
-        return read_refusal(response, status, self._asked)
+        return read_refusal(response, status, self.asked)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -181,7 +181,7 @@ class ObjectCall:
         streams: bool = False,
     ) -> None:
         self.streams = streams
-        self._asked = ("s3", operation)
+        self.asked = ("s3", operation)
         self._method = method
         self._fields = fields
         self._known = {"Bucket", "Key", "Body", *fields}
@@ -234,10 +234,10 @@ class ObjectCall:
         if status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT):
             check_request_id(headers)
             raise Moved
-        name = "".join(word.capitalize() for word in self._asked[1].split("_"))
+        name = "".join(word.capitalize() for word in self.asked[1].split("_"))
         context = {"operation_name": name}
         response = {"status_code": status, "headers": headers, "body": body, "context": context}
-        refused = read_refusal(_refusal_parser.parse(response, None), status, self._asked)
+        refused = read_refusal(_refusal_parser.parse(response, None), status, self.asked)
         if refused.word == "AuthorizationHeaderMalformed":
             raise Moved
         return refused
