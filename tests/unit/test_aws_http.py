@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from typing import Any
 
 import anyio
 import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError
-from conveyor.prod.aws import http
-from conveyor.prod.aws.calls import AWAY_AFTER, AnswerBody, BodyGivenBack, Parameters
+from conveyor.prod.aws import calls, http
+from conveyor.prod.aws.calls import AnswerBody, BodyGivenBack, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.places import CallPlace, CallPlaces
-from conveyor.prod.s3.blobs import RESUMPTIONS, S3Blobs
+from conveyor.prod.s3.blobs import RESUMPTIONS, S3Blobs, open_body
 from tests.patient import SECONDS
 from tests.unit.aws_stub import (
     Cut,
@@ -326,6 +325,19 @@ async def test_a_body_that_nobody_asks_for_gives_its_connection_back(
                 await size_of(body)
 
 
+async def test_a_reader_that_is_closed_gives_its_connection_back(stub: Stub) -> None:
+    async def give(seen: Seen) -> bytes:
+        return large(seen)
+
+    stub.answer = give
+    async with calling(stub.url, services=["s3"]) as aws:
+        reader = await open_body(aws, READ[2])
+        assert reader is not None
+        assert own(aws).open_connections == 1
+        await reader.aclose()
+        await closed(aws)
+
+
 async def test_a_reader_may_be_slow_again_and_again(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,18 +365,15 @@ async def test_a_call_without_a_turn_says_nothing_about_its_service(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "BODIES_OPEN", 1)
+    monkeypatch.setattr(calls, "AWAY_AFTER", 1)
 
     async def give(seen: Seen) -> bytes:
         return large(seen)
 
     stub.answer = give
-    options: dict[str, Any] = {
-        "threads": 1,
-        "read_timeout": 0.05,
-        "connect_timeout": 0.05,
-        "attempts": AWAY_AFTER,
-    }
-    async with calling(stub.url, services=["s3"], **options) as aws:
+    async with calling(
+        stub.url, services=["s3"], threads=1, read_timeout=0.15, connect_timeout=0.1
+    ) as aws:
         body = (await aws.call(*READ))["Body"]
         with pytest.raises(ConveyorError, match="all connections for get_object are in use"):
             await aws.call(*READ)

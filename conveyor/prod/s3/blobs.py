@@ -73,6 +73,10 @@ class ObjectReader:
             raise StopAsyncIteration
         return piece
 
+    async def aclose(self) -> None:
+        """Give the connection back; for a body that is not read to its end."""
+        self._close()
+
     def __del__(self) -> None:
         self._close()
 
