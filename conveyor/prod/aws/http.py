@@ -20,7 +20,7 @@ from conveyor.prod.aws.calls import Answer, AwsOptions, BodyGivenBack, Parameter
 from conveyor.prod.aws.carriers import NO_TURN, Unanswered, read_client_error
 from conveyor.prod.aws.credentials import KeyHolder
 from conveyor.prod.aws.places import CallPlace, CallPlaces, Unplaced
-from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall
+from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall, read_answer
 from conveyor.prod.aws.signer import SignedPart
 from conveyor.wire import client as wire
 from conveyor.wire.client import HttpClient
@@ -189,14 +189,14 @@ class HttpCarrier:
         read: Answer
         if call.streams and answer.status < 300:
             try:
-                read = call.read(answer.status, headers, b"")
+                read = read_answer(call, answer.status, headers, b"")
             except BaseException:
                 answer.release()
                 raise
             read["Body"] = HttpBody(answer, self._options.read_timeout)
         else:
             body = await answer.read()
-            read = call.read(answer.status, headers, body)
+            read = read_answer(call, answer.status, headers, body)
         read["ResponseMetadata"] = {"HTTPStatusCode": answer.status, "HTTPHeaders": headers}
         return read
 

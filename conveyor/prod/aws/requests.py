@@ -6,7 +6,6 @@ parameters that are not known here goes through boto3.
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,22 +108,19 @@ class JsonCall:
         return HttpRequest("POST", "", self._headers, body, body_digest(body))
 
     def read(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Read an answer. Raises AwsRefused; ForeignAnswer if it is none of the service."""
-        try:
-            if status >= SERVER_ERROR:
-                raise self._refusal(status, headers, _document(body))
-            check_document(status, headers, body)
-            if status != HTTPStatus.OK:
-                raise self._refusal(status, headers, _refusals.decode(body))
-            answer: Answer = {}
-            if body or not self._is_void:
-                answer = self._decoder.decode(body)
-                if None in answer.values():
-                    answer = {name: value for name, value in answer.items() if value is not None}
-                if b'"B":' in body or b'"BS":' in body or b'"BinaryValue":' in body:
-                    _decode_binary(answer)
-        except (msgspec.DecodeError, binascii.Error) as error:
-            raise ForeignAnswer(f"the response cannot be parsed: {error!r}") from None
+        """Read an answer. Raises AwsRefused; any error if it is none of the service."""
+        if status >= SERVER_ERROR:
+            raise self._refusal(status, headers, _document(body))
+        check_document(status, headers, body)
+        if status != HTTPStatus.OK:
+            raise self._refusal(status, headers, _refusals.decode(body))
+        answer: Answer = {}
+        if body or not self._is_void:
+            answer = self._decoder.decode(body)
+            if None in answer.values():
+                answer = {name: value for name, value in answer.items() if value is not None}
+            if b'"B":' in body or b'"BS":' in body or b'"BinaryValue":' in body:
+                _decode_binary(answer)
         return answer
 
     def _refusal(
@@ -215,8 +211,8 @@ class ObjectCall:
         return HttpRequest(self._method, path, headers, body, digest or _EMPTY)
 
     def read(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Read an answer, whose body is empty if it is streamed. Raises AwsRefused; ForeignAnswer
-        if it is none of the service; Moved."""
+        """Read an answer, whose body is empty if it is streamed. Raises AwsRefused; Moved; any
+        error if it is none of the service."""
         if status >= 300:
             raise self._refusal(status, headers, body)
         check_request_id(headers)
@@ -254,6 +250,20 @@ _OBJECT_FIELDS = {
 _refusal_parser = AnswerParsers().create_parser("rest-xml")
 
 OwnCall = JsonCall | ObjectCall
+
+
+def read_answer(call: OwnCall, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
+    """Read the answer to a call. Raises AwsRefused; Moved; ForeignAnswer if it is none of the
+    service."""
+    try:
+        return call.read(status, headers, body)
+    except (AwsRefused, ForeignAnswer, Moved):
+        raise
+    except Exception as error:
+        # Whatever broke first, of any type: text that is none, nesting without end, a list.
+        raise ForeignAnswer(f"the response cannot be parsed: {type(error).__name__}") from None
+
+
 _OF_DYNAMODB = (
     "get_item",
     "put_item",
