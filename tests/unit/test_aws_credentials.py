@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,6 +24,7 @@ from conveyor.prod.aws.boto import BotoCarrier
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.carriers import Unanswered
 from conveyor.prod.aws.credentials import KeyHolder
+from conveyor.roles.logs import configure_logs
 from tests.unit.aws_stub import Stub, calling, give_keys, serving
 
 HOUR, MINUTE = 3_600, 60
@@ -151,6 +154,47 @@ async def test_a_renewal_that_is_refused_is_told_as_boto3_tells_it() -> None:
         told.append((str(caught.value), caught.value.status, caught.value.asked))
     assert told[0] == told[1]
     assert told[0][0] == "ExpiredTokenException: the web identity token is expired"
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[], str]]:
+    """Log as a role does; a function that returns all lines, while the fixture lasts."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    reading, writing = os.pipe()
+    root.handlers[:] = []
+    configure_logs(level="info", form="json", descriptor=writing)
+    [output] = root.handlers
+
+    def lines() -> str:
+        output.close()
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            return said.read()
+
+    yield lines
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("carrier", ["http", "boto"])
+@pytest.mark.parametrize("left", [0, 12 * MINUTE])
+async def test_no_log_quotes_a_program_of_credentials(
+    logged: Callable[[], str], carrier: str, left: int
+) -> None:
+    why = CredentialRetrievalError(provider="custom-process", error_msg="s.TOKEN rejected")
+    keys = lasting(Role(left, why))
+    async with calling(
+        "http://127.0.0.1:1", services=["dynamodb"], keys=keys, carrier=carrier, fresh=True
+    ) as aws:
+        if isinstance(aws.carrier, BotoCarrier):
+            aws.carrier.clients["dynamodb"]._request_signer._credentials = keys
+        with pytest.raises(ConveyorError) as caught:
+            await aws.call("dynamodb", "get_item", {"TableName": "t", "Key": {}})
+    lines = logged()
+    assert "temporary credentials failed" in lines
+    assert "CredentialRetrievalError" in lines
+    assert "TOKEN" not in lines + str(caught.value)
 
 
 async def test_a_link_without_keys_is_refused_in_words() -> None:
