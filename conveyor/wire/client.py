@@ -115,6 +115,7 @@ class HttpClient:
         self._lookup = lookup
         self._options = options
         self._opened: _Opened | None = None
+        self._is_closed = False
 
     @property
     def open_connections(self) -> int:
@@ -199,7 +200,9 @@ class HttpClient:
             sock.close()
 
     async def aclose(self) -> None:
-        """Close every connection. A call under way raises TransportError."""
+        """Close every connection. A call under way raises TransportError, and so does any other
+        from then on."""
+        self._is_closed = True
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -231,6 +234,8 @@ class HttpClient:
             raise
 
     def _open(self) -> _Opened:
+        if self._is_closed:
+            raise TransportError(TransportTrouble.INTERRUPTED)
         resolver = Resolver(self._lookup, self._admits)
         connector = Connector(resolver, self._admits, self._options)
         opened = _Opened(

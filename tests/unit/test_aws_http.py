@@ -432,6 +432,41 @@ async def test_nothing_is_left_when_calls_are_closed(stub: Stub) -> None:
     await eventually(lambda: not stub.open)
 
 
+async def test_closing_ends_a_call_and_its_further_tries(stub: Stub) -> None:
+    stub.answer = held = Held()
+    async with calling(stub.url, services=["dynamodb"], attempts=8) as aws:
+        call = asyncio.create_task(aws.call(*GET))
+        await arrival(held)
+        await aws.aclose()
+        held.release.set()
+        with pytest.raises(ConveyorError):
+            await call
+        assert own(aws).open_connections == 0
+    assert len(stub.seen) == 1
+    assert aws.stats.away(SystemClock().monotonic()) == ()
+
+
+async def test_closing_ends_a_call_that_waits_for_its_turn(stub: Stub) -> None:
+    stub.answer = held = Held()
+    async with calling(stub.url, services=["dynamodb"], threads=1) as aws:
+        held_up = [asyncio.create_task(aws.call(*GET)) for _ in range(2)]
+        await arrival(held)
+        await aws.aclose()
+        ends = await asyncio.gather(*held_up, return_exceptions=True)
+        assert [type(end) for end in ends] == [ConveyorError, ConveyorError]
+        assert own(aws).open_connections == 0
+    assert len(stub.seen) == 1
+
+
+@pytest.mark.parametrize("carrier", ["http", "boto"])
+async def test_a_call_after_the_end_is_refused(stub: Stub, carrier: str) -> None:
+    async with calling(stub.url, services=["dynamodb"], carrier=carrier) as aws:
+        await aws.aclose()
+        with pytest.raises(ConveyorError, match="closed"):
+            await aws.call(*GET)
+    assert not stub.seen
+
+
 # -- the table --
 
 

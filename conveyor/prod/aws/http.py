@@ -78,6 +78,7 @@ class HttpCarrier:
         self._finding = anyio.Lock()
         self._known: dict[tuple[str, str], CallPlace | None] = {}
         self._lanes: dict[tuple[str, Proxy | None], CallLane] = {}
+        self._is_closed = False
 
     @property
     def open_connections(self) -> int:
@@ -108,6 +109,7 @@ class HttpCarrier:
         return self.boto.presign(operation, parameters, seconds=seconds)
 
     async def aclose(self) -> None:
+        self._is_closed = True
         for lane in self._lanes.values():
             await lane.client.aclose()
         await self._keys.aclose()
@@ -164,6 +166,9 @@ class HttpCarrier:
             {**request.headers, "host": place.host},
             request.digest,
         )
+        if self._is_closed:
+            # It waited for a turn, keys or a thread, and would open its client anew.
+            raise Unanswered("ConnectionClosedError", is_silence=False)
         headers = place.signer.sign(part, keys, self._clock.now())
         headers["user-agent"] = "conveyor"
         options = self._options
