@@ -83,8 +83,7 @@ class AwsClient:
             parameters = {"ReturnConsumedCapacity": "TOTAL", **parameters}
         patience_ends = self._clock.monotonic() + PATIENCE
         for attempt in range(1, self._options.attempts + 1):
-            if self._is_closed:
-                raise ConveyorError(ErrorCode.UNAVAILABLE, "the calls to AWS are closed")
+            self._check_open()
             began = self._clock.monotonic()
             try:
                 answer = await self.carrier.once(service, operation, parameters)
@@ -118,6 +117,10 @@ class AwsClient:
         """Close all connections, and make no further try of any call. No call may follow."""
         self._is_closed = True
         await self.carrier.aclose()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the calls to AWS are closed")
 
     def _note_refusal(self, refused: AwsRefused) -> None:
         """Count a refusal; raise it unless the same call may succeed a moment later."""
