@@ -320,6 +320,7 @@ async def test_a_body_that_nobody_asks_for_gives_its_connection_back(
         forgotten = [(await aws.call(*READ))["Body"] for _ in range(2)]
         monkeypatch.setattr(http, "BODY_KEPT", SECONDS)
         assert await size_of((await aws.call(*READ))["Body"]) == 1_000_000
+        await closed(aws, but=1)
         for body in forgotten:
             with pytest.raises(BodyGivenBack):
                 await size_of(body)
