@@ -175,6 +175,15 @@ _encode = msgspec.json.encode
 _ingest = msgspec.json.Decoder(Ingest)
 
 
+class StampPosition(NamedTuple):
+    """A stamping of settled rows, as if they had ended at `at`, and the position it has reached:
+    all rows of the shards before `shard`, and of that one those up to the index `after`."""
+
+    at: int
+    shard: int
+    after: int
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run as read, with the attributes that only this store keeps.
 
@@ -186,9 +195,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     sum was written on the row. `recounting` is the token of a recount that closes items. `reserved`
     holds additions that are not counted yet, as number of tasks by first index; `given_up` those
     that never will be. `ended_at` is 0 before the end. `subscribers`: an outbox entry for each
-    waits for the end. `rows_stamped_at`: settled rows live at least as if they had ended then.
-    `expired`: retention has deleted the run. `unsettled`: rows may change or appear, uncounted,
-    after the run's end, so it needs a recount.
+    waits for the end. `rows_stamped_at`: settled rows live at least as if they had ended then;
+    `stamping` is a later stamp under way. `expired`: retention has deleted the run. `unsettled`:
+    rows may change or appear, uncounted, after the run's end, so it needs a recount.
     """
 
     run: Run
@@ -215,6 +224,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     swept: bool = False
     queue_dropped: bool = False
     rows_stamped_at: int = 0
+    stamping: StampPosition | None = None
     expired: bool = False
     unsettled: bool = False
     dispatch_changed_at: int = 0
@@ -400,6 +410,7 @@ def read_run_row(item: Item) -> RunRow:
         swept=item.get("swept", False),
         queue_dropped=item.get("queue_dropped", False),
         rows_stamped_at=item.get("rows_stamped_at") or item["created_at"],
+        stamping=StampPosition(*item["stamping"]) if "stamping" in item else None,
         expired=item.get("expired", False),
         unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
