@@ -188,12 +188,14 @@ async def open_administration(settings: Settings, clock: Clock) -> Administratio
     return await open_administration(_options(settings), clock)
 
 
-async def open_dead_letters(settings: Settings, clock: Clock) -> DeadLetters:
-    """Open the dead letters of an environment; the caller closes them."""
+@asynccontextmanager
+async def open_dead_letters(settings: Settings, clock: Clock) -> AsyncIterator[DeadLetters]:
+    """Open the dead letters of an environment for an administrator."""
     with _extra():
         from conveyor.prod.admin.dead_letters import open_dead_letters
 
-    return await open_dead_letters(_options(settings), clock)
+    async with open_dead_letters(_options(settings), clock) as letters:
+        yield letters
 
 
 @asynccontextmanager
@@ -341,6 +343,7 @@ def _options(settings: Settings) -> ProdOptions:
         rate_limit_burst=settings.rate_limit_burst,
         fire_retention_days=settings.fire_retention_days,
         row_retention_days=settings.row_retention_days,
+        has_operators=bool(settings.operator_keys),
     )
 
 

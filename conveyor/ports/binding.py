@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.dead_letters import DeadLetterQueue
 from conveyor.ports.deliveries import Deliveries
 from conveyor.ports.exports import ExportRequests, ExportWork
 from conveyor.ports.ingestion import IngestWork
@@ -69,7 +70,8 @@ class Binding:
     `root_secret` is the same in every process of a fleet, and all other secrets are derived from
     it. Callers' keys are sealed with the first of `sealing_secrets`, or with the root secret if the
     tuple is empty. Without a `pipeline`, each task is claimed and settled by itself. Without
-    `run_writes`, runs that are watched are read again and again.
+    `run_writes`, runs that are watched are read again and again. Without `dead_letters`, nobody is
+    shown any.
     """
 
     jobs: Jobs
@@ -94,4 +96,5 @@ class Binding:
     sealing_secrets: tuple[bytes, ...] = ()
     pipeline: Pipeline | None = None
     run_writes: RunWrites | None = None
+    dead_letters: DeadLetterQueue | None = None
     aclose: Callable[[], Awaitable[None]]

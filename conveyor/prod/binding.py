@@ -15,6 +15,7 @@ from conveyor.ports.queues import Signals
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import JobLookup
 from conveyor.ports.workers import FleetPause, Workers
+from conveyor.prod.admin.dead_letters import MOST_SOUGHT, DeadLetters
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
@@ -78,6 +79,7 @@ async def open_binding(
         agree = await start(aws, table, options, works=works, pause=pause)
         store = await _open_store(aws, options, clock, stack, patience=PATIENCE)
         server = await _open_redis(options, clock, stack, works=works)
+        queues = _queues(aws, table, store, options, clock)
         ports = Binding(
             jobs=store.jobs,
             runs=store.runs,
@@ -92,7 +94,8 @@ async def open_binding(
             deliveries=store.deliveries,
             schedules=store.schedules,
             callbacks=StepFunctionsCallbacks(aws),
-            queues=_queues(aws, table, store, options, clock),
+            queues=queues,
+            dead_letters=_dead_letters(aws, queues, options, clock, works=works),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
             signals=_signals(options, server, clock, stack),
@@ -208,6 +211,14 @@ def _queues(
         max_receives=options.max_receives,
         long_polls=options.aws.receive_threads // 2,
     )
+
+
+def _dead_letters(
+    aws: Aws, queues: SqsQueues, options: ProdOptions, clock: Clock, *, works: bool
+) -> DeadLetters | None:
+    if works or not options.has_operators:
+        return None
+    return DeadLetters(aws, queues, clock, environment=options.environment, most=MOST_SOUGHT)
 
 
 def _jobs(options: ProdOptions, store: DynamoStore, server: RedisServer | None) -> JobLookup:

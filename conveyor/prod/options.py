@@ -12,7 +12,7 @@ class ProdOptions:
     """Plain values, named like their settings.
 
     `ledger`: "redis" or "dynamodb". `permit_lease` is in seconds. `rate_limit` needs Redis, which
-    counts the requests; 0 for no limit.
+    counts the requests; 0 for no limit. `has_operators`: somebody is shown the dead letters.
     """
 
     aws: AwsOptions
@@ -30,6 +30,7 @@ class ProdOptions:
     rate_limit_burst: int = 20
     fire_retention_days: int = 30
     row_retention_days: int = 30
+    has_operators: bool = False
 
     @property
     def services(self) -> tuple[str, ...]:

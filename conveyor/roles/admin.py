@@ -169,7 +169,7 @@ def _json(shown: object) -> str:
 
 async def list_letters(settings: Settings, say: Say, *, limit: int, as_json: bool = False) -> int:
     """List dead letters, about oldest first, as the queue returns them."""
-    async with await open_dead_letters(settings, SystemClock()) as letters:
+    async with open_dead_letters(settings, SystemClock()) as letters:
         found = await letters.peek(limit=limit)
     if as_json:
         for letter in found:
@@ -198,14 +198,14 @@ def _letter(letter: Letter) -> dict[str, object]:
 
 async def redrive_letters(settings: Settings, say: Say, chosen: frozenset[str] | None) -> int:
     """Send dead letters back; return WRONG if one is missing or cannot be sent."""
-    async with await open_dead_letters(settings, SystemClock()) as letters:
+    async with open_dead_letters(settings, SystemClock()) as letters:
         done = await letters.redrive(chosen)
     return _report(say, done, chosen, verb="sent back")
 
 
 async def drop_letters(settings: Settings, say: Say, chosen: frozenset[str] | None) -> int:
     """Delete dead letters; return WRONG if a named one is missing."""
-    async with await open_dead_letters(settings, SystemClock()) as letters:
+    async with open_dead_letters(settings, SystemClock()) as letters:
         done = await letters.drop(chosen)
     return _report(say, done, chosen, verb="removed")
 

@@ -13,6 +13,7 @@ from conveyor.domain.model import JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.dead_letters import DeadLetterQueue
 from conveyor.ports.deliveries import DeliveryLog
 from conveyor.ports.exports import ExportRequests
 from conveyor.ports.idle import OpenWork
@@ -112,6 +113,9 @@ class ApiPorts(Protocol):
 
     @property
     def run_writes(self) -> RunWrites | None: ...
+
+    @property
+    def dead_letters(self) -> DeadLetterQueue | None: ...
 
     @property
     def root_secret(self) -> bytes: ...

@@ -234,3 +234,29 @@ class DeliveriesShown(msgspec.Struct, frozen=True, kw_only=True):
     page: DeliveriesPage
     job_id: str | UnsetType = UNSET
     status: str | UnsetType = UNSET
+
+
+class LetterLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter. It has no `kind` where it cannot be read, and no reason where it was received
+    too often."""
+
+    letter_id: str
+    kind: str | UnsetType = UNSET
+    job_id: str | UnsetType = UNSET
+    run_id: str | UnsetType = UNSET
+    task_id: str | UnsetType = UNSET
+    export_id: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    first_sent_at: str
+    kept_until: str
+
+
+class LettersPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters, oldest first; none where this server does not have them, which `has_queue`
+    tells. `looked` were looked through, and the queue may have more if `is_cut`."""
+
+    has_queue: bool
+    letters: list[LetterLine]
+    looked: int = 0
+    is_cut: bool = False
+    next_cursor: str | UnsetType = UNSET

@@ -11,6 +11,7 @@ from conveyor.ports.webhooks import Webhooks
 from conveyor.records.signed_events import EventSigner
 from conveyor.service.callers import Caller, Keyring, derive_keyring, identify
 from conveyor.service.context import ApiPorts, Context, MovedTime, ServiceOptions
+from conveyor.service.dead_letters import OperatorLetters
 from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
 from conveyor.service.failures import Failures
@@ -99,9 +100,9 @@ class Service:
     `inputs` takes files of tasks, `exports` makes archives of results, `rotations` changes signing
     keys, `webhooks` sets the webhooks of jobs, `webhook_tests` tests receivers, `deliveries` reads
     the log of events, `replays` sends some again, `schedules` shows and changes schedules,
-    `sign_ins` lets people into pages, `overviews` reads pages, `progress` follows runs for
-    streams. `outages` tells what the worker of this process waits for. `moved` is given where the
-    clock is moved by hand.
+    `sign_ins` lets people into pages, `overviews` reads pages, `letters` shows operators the dead
+    ones, `progress` follows runs for streams. `outages` tells what the worker of this process waits
+    for. `moved` is given where the clock is moved by hand.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Service:
             exports=self.exports,
         )
         self.sign_ins = SignIns(self._keyring, clock)
+        self.letters = OperatorLetters(ports.dead_letters, cursors)
         self.progress = Progress(context, self.listing.show, ports.run_writes)
 
     def identify(self, api_key: str | None) -> Caller:

@@ -268,6 +268,7 @@ def _name_pages(seeded: Seeded) -> None:
         "event": f"/dashboard/jobs/{job}/deliveries/{delivered['delivery_id']}",
         "schedules": "/dashboard/schedules",
         "schedule": f"/dashboard/jobs/{seeded.jobs['scheduled']}/schedule",
+        "dead-letters": "/dashboard/dead-letters",
         "problem": "/dashboard/nowhere",
     }
 

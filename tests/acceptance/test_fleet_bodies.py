@@ -15,7 +15,8 @@ import pytest
 from conveyor.gateway.fake import expected_body
 from conveyor.testing.fleet import RoleFleet
 from tests.acceptance.support_bindings import metrics
-from tests.acceptance.support_client import finish, open_client
+from tests.acceptance.support_client import FLEET_SETTINGS, finish, open_client
+from tests.acceptance.support_fleet import fleet
 from tests.acceptance.support_wire import KEY, Wire, target
 from tests.disk import files_below
 from tests.patient import SECONDS
@@ -29,6 +30,13 @@ URLS = [
     target("bodies/large", size=LARGE),
     target("bodies/odd", type="text/x-odd", charset="latin-1"),
 ]
+
+
+@pytest.fixture(scope="module")
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
+    """A fleet that packs no bodies: only objects of their own have links to the store."""
+    with fleet(tmp_path_factory.mktemp("bodies"), **FLEET_SETTINGS) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

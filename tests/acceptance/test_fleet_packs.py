@@ -126,7 +126,9 @@ def test_kills_in_the_middle_of_packed_writes_lose_no_body_and_leave_none(
 
 
 @pytest.mark.guarantee("G10")
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [PHASES[0], *(pytest.param(one, marks=pytest.mark.full) for one in PHASES[1:])]
+)
 def test_a_pack_of_a_run_that_is_deleted_meanwhile_goes_with_it(
     packing: Packing, wire: Wire, phase: str
 ) -> None:

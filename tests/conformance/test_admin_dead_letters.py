@@ -1,13 +1,17 @@
-"""`conveyor admin dlq`: letters listed with their reason and age, sent back, removed."""
+"""`conveyor admin dlq` and the page of operators: letters listed with their reason and age, sent
+back, removed."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
 
+import anyio
 import pytest
+from msgspec import UNSET
 
 from conveyor.clock import SystemClock
+from conveyor.domain.errors import ConveyorError
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DEAD_LETTER_QUEUE,
@@ -18,6 +22,7 @@ from conveyor.ports.queues import (
     TaskMessage,
     TemplateMessage,
 )
+from conveyor.prod.admin import dead_letters
 from conveyor.prod.admin.dead_letters import DeadLetters, Letter, open_dead_letters
 from conveyor.prod.admin.resources import QueuesResource, TableResource
 from conveyor.prod.aws.client import AwsClient
@@ -28,7 +33,9 @@ from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.sqs.messages import MISPLACED, NO_MESSAGE, OF_ANOTHER_VERSION
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.prod.sqs.registry import prefix
+from conveyor.prod.sqs.registry import RETENTION, prefix
+from conveyor.service.dead_letters import LETTERS_SHOWN, OperatorLetters
+from conveyor.service.results import Cursors
 from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
@@ -43,6 +50,7 @@ class Fleet:
 
     def __init__(self, aws: AwsClient, options: ProdOptions, letters: DeadLetters) -> None:
         self.letters = letters
+        self.environment = options.environment
         self.aws = aws
         table = Table(aws, options.table, CLOCK)
         self.queues = SqsQueues(
@@ -95,7 +103,7 @@ async def fleet() -> AsyncIterator[Fleet]:
     queues = QueuesResource(aws, CLOCK, environment=environment, max_receives=1_000)
     await table.ensure()
     await queues.ensure()
-    async with await open_dead_letters(options, CLOCK) as letters:
+    async with open_dead_letters(options, CLOCK) as letters:
         yield Fleet(aws, options, letters)
     await queues.remove()
     await table.remove()
@@ -183,3 +191,95 @@ async def test_letters_are_removed_by_their_ids(fleet: Fleet) -> None:
     assert await fleet.letters.drop(None) == {second.letter_id: None}
     assert await fleet.letters.peek(limit=10) == []
     assert await fleet.control() == []
+
+
+# -- the page of operators --
+
+
+def letters_of_an_api(fleet: Fleet, *, environment: str = "", most: int = 100) -> DeadLetters:
+    """The dead letters as an API opens them: their queue is not looked for yet."""
+    name = environment or fleet.environment
+    return DeadLetters(fleet.aws, fleet.queues, CLOCK, environment=name, most=most)
+
+
+async def test_the_page_of_operators_has_each_letter_once_and_leaves_all(fleet: Fleet) -> None:
+    count = LETTERS_SHOWN + 3
+    for number in range(count - 2):
+        await fleet.bury(DeleteMessage(JOB, f"{RUN[:-2]}{number:02}"))
+    await fleet.bury(TaskMessage(JOB, RUN, "0" * 26), ExportMessage(JOB, RUN, "E", REASON))
+    letters = OperatorLetters(letters_of_an_api(fleet), Cursors([b"key"]))
+
+    first = await letters.page(None)
+    assert isinstance(first.next_cursor, str)
+    second = await letters.page(first.next_cursor)
+
+    found = {one.letter_id: one for one in (*first.letters, *second.letters)}
+    assert (len(first.letters), len(second.letters), len(found)) == (LETTERS_SHOWN, 3, count)
+    assert (first.looked, first.is_cut, second.next_cursor) == (count, False, UNSET)
+    [task] = [one for one in found.values() if one.kind == "task"]
+    [export] = [one for one in found.values() if one.kind == "export"]
+    assert (task.job_id, task.run_id, task.task_id, task.reason) == (JOB, RUN, "0" * 26, UNSET)
+    assert (export.run_id, export.export_id, export.reason) == (RUN, "E", REASON)
+    assert len(await fleet.letters.peek(limit=100)) == count
+
+
+async def test_a_page_tells_when_the_letter_was_first_sent_and_how_long_it_is_kept(
+    fleet: Fleet,
+) -> None:
+    before = CLOCK.now()
+    await fleet.bury_text("no message")
+    letters = letters_of_an_api(fleet)
+    [letter] = (await letters.page(None, limit=10)).letters
+    [again] = (await letters.page(None, limit=10)).letters
+
+    assert before - 1_000 <= letter.first_sent <= CLOCK.now() + 1_000
+    assert letter.kept_until - letter.first_sent == RETENTION * 1_000
+    assert (letter.kind, letter.job_id, letter.reason) == ("", "", NO_MESSAGE)
+    assert again == letter
+
+
+async def test_looks_at_the_same_time_hide_no_letter_from_each_other(fleet: Fleet) -> None:
+    for number in range(12):
+        await fleet.bury(DeleteMessage(JOB, f"{RUN[:-2]}{number:02}"))
+    letters, looked = letters_of_an_api(fleet), []
+
+    async def look() -> None:
+        looked.append((await letters.page(None, limit=20)).looked)
+
+    async with anyio.create_task_group() as looks:
+        for _ in range(3):
+            looks.start_soon(look)
+    assert looked == [12] * 3
+
+
+async def test_a_long_queue_is_looked_through_in_part_and_says_so(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_LISTED", 10)
+    for number in range(25):
+        await fleet.bury(DeleteMessage(JOB, f"{RUN[:-2]}{number:02}"))
+    page = await letters_of_an_api(fleet).page(None, limit=5)
+
+    assert (len(page.letters), page.looked, page.has_more, page.is_cut) == (5, 10, True, True)
+    assert await letters_of_an_api(fleet, most=10).drop(frozenset({"unknown"})) == {}
+    assert len(await fleet.letters.peek(limit=100)) == 25
+
+
+async def test_an_operator_sends_one_back_and_drops_one(fleet: Fleet) -> None:
+    await fleet.bury(ExportMessage(JOB, RUN, "E", REASON), TaskMessage(JOB, RUN, "0" * 26))
+    letters = OperatorLetters(letters_of_an_api(fleet), Cursors([b"key"]))
+    by_kind = {one.kind: one.letter_id for one in (await letters.page(None)).letters}
+
+    await letters.redrive(by_kind["export"])
+    assert await fleet.control() == [ExportMessage(JOB, RUN, "E")]
+    with pytest.raises(ConveyorError, match="the letter stays: its run has no queue any more"):
+        await letters.redrive(by_kind["task"])
+    await letters.drop(by_kind["task"])
+    with pytest.raises(ConveyorError, match="no such dead letter"):
+        await letters.drop(by_kind["task"])
+    assert (await letters.page(None)).letters == []
+
+
+async def test_a_fleet_without_its_queue_says_what_makes_it(fleet: Fleet) -> None:
+    with pytest.raises(ConveyorError, match="does not exist: conveyor admin init makes it"):
+        await letters_of_an_api(fleet, environment="never-made").page(None, limit=5)

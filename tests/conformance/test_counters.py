@@ -360,7 +360,7 @@ def check_status(job: Job, run: Run) -> None:
 
 @pytest.mark.guarantee("G3")
 @pytest.mark.timeout(900)  # each step reads every row again, and an emulator is slow at that
-@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.full)])
 def test_counters_agree_with_rows_after_every_step(
     binding_kind: BindingKind, examples: int
 ) -> None:

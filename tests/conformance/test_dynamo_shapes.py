@@ -14,7 +14,7 @@ from conveyor.domain.shards import ONE_SHARD
 from conveyor.ports.exports import ExportStatus
 from conveyor.ports.permits import LeaseRequest
 from conveyor.ports.schedules import ScheduleChange
-from conveyor.prod.dynamodb.client import AttributeName, Item, merge_json
+from conveyor.prod.dynamodb.client import Item, merge_json
 from conveyor.prod.dynamodb.permits import DynamoPermits
 from conveyor.prod.dynamodb.schema import (
     export_item_key,
@@ -199,15 +199,14 @@ async def test_entries_of_a_ledger_may_have_more_than_is_known(versions: Version
     key = permits_key("JOB")
     await versions.table.update(
         key,
-        "SET #entries.#one.#later = :kept",
+        "SET #entries.#one = list_append(#entries.#one, :kept)",
         condition="attribute_exists(pk)",
-        later=AttributeName(LATER),
-        kept="kept",
+        kept=["kept"],
     )
     more = LeaseRequest(job_id="JOB", holder="other", count=2, before=0, sequence=1)
     refused = await other.acquire_or_renew(more, limit=3, lease=30.0)
     assert (refused.granted, refused.free) == (False, 1)
-    assert (await versions.item(key))["entries"]["one"][LATER] == "kept"
+    assert (await versions.item(key))["entries"]["one"][-1] == "kept"
 
 
 class Inner(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from conveyor.http.openapi import document
 from conveyor.http.pages.session import SessionOptions
 from conveyor.http.request import BODY_SECONDS, BodyMemory
 from conveyor.ports.binding import Binding
+from conveyor.ports.dead_letters import DeadLetterQueue
 from conveyor.ports.tasks import Claimed
 from conveyor.records.blob_keys import result_key
 from conveyor.service import Service, ServiceOptions
@@ -209,6 +210,7 @@ async def open_api(
     api_keys: ApiKeys = ANY_KEY,
     sessions: SessionOptions | None = None,
     clock: FakeClock | None = None,
+    dead_letters: DeadLetterQueue | None = None,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service. `lookup` and `rules` are
@@ -217,7 +219,8 @@ async def open_api(
     dev = await open_binding(directory, clock)
     options.setdefault("public_origin", ORIGIN)
     webhooks = WebhookSender(clock, rules, lookup=lookup)
-    service = Service(dev.ports, ServiceOptions(**options), clock, webhooks=webhooks)
+    ports = replace(dev.ports, dead_letters=dead_letters)
+    service = Service(ports, ServiceOptions(**options), clock, webhooks=webhooks)
     ready = [True]
     app = create_app(
         service,

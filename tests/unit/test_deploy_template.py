@@ -314,7 +314,7 @@ def test_no_right_to_queues_covers_an_environment_that_is_named_alike(
     allowed = {
         pattern.replace(ENVIRONMENT, "production")
         for document in _policies(resources[f"{role}Role"])
-        for statement in document["Statement"]
+        for statement in _given(document["Statement"])
         if any(action.startswith("sqs:") for action in _actions(statement))
         for pattern in _queue_patterns(resources, statement)
     }
@@ -357,6 +357,27 @@ def test_no_environment_is_named_as_queues_of_another_s_runs(
 
     assert (re.fullmatch(pattern, environment) is not None) is is_taken
     assert (environment_name(environment) is None) is is_taken
+
+
+def test_an_api_receives_dead_letters_alone_and_only_for_operators(
+    resources: dict[str, Any],
+) -> None:
+    [document] = _policies(resources["ApiRole"])
+    received = [
+        statement
+        for statement in _given(document["Statement"])
+        if "sqs:ReceiveMessage" in _actions(statement)
+    ]
+    [conditional] = [one["Fn::If"] for one in document["Statement"] if "Fn::If" in one]
+
+    assert (conditional[0], conditional[2]) == ("HasOperators", {"Ref": "AWS::NoValue"})
+    assert received == [conditional[1]]
+    assert _actions(conditional[1]) == {
+        "sqs:ChangeMessageVisibility",
+        "sqs:DeleteMessage",
+        "sqs:ReceiveMessage",
+    }
+    assert conditional[1]["Resource"] == [{"Fn::GetAtt": ["DeadLetterQueue", "Arn"]}]
 
 
 def test_the_worker_alone_calls_back(resources: dict[str, Any]) -> None:

@@ -16,9 +16,10 @@ from conveyor.domain.api_keys import KeySealer, key_hash
 from conveyor.http.app import V1_ROUTES
 from conveyor.http.auth import open_api_keys, open_operator_keys
 from conveyor.http.pages import actions
-from conveyor.http.pages.actions import ACTIONS, BULK
+from conveyor.http.pages.actions import ACTIONS, BULK, LETTER_ACTIONS
 from conveyor.http.pages.routes import PAGES, PREVIEW
 from conveyor.http.pages.session import COOKIE, ROOT, SIGN_IN, SIGN_OUT, SessionOptions
+from conveyor.http.pages.views import LETTERS
 from tests.unit.http_api import KEY, OTHER_KEY, Api, open_api
 from tests.unit.scheduled_api import RATE, submit
 
@@ -81,8 +82,10 @@ def paths(job: dict[str, Any]) -> list[str]:
         "job_id": job["job_id"],
         "run_id": job["latest_run"]["run_id"],
         "delivery_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "letter_id": "0",
     }
-    return [*(path.format(**ids) for path in ACTIONS), f"{BULK}?action=stop"]
+    forms = [path.format(**ids) for path in (*ACTIONS, *LETTER_ACTIONS)]
+    return [*forms, f"{BULK}?action=stop"]
 
 
 def page_of(job: dict[str, Any]) -> str:
@@ -234,7 +237,8 @@ async def test_two_callers_change_and_see_nothing_of_each_other(api: Api) -> Non
     for path in [*pages, PREVIEW]:
         address = path.format(**ids)
         answer = await bob.http.get(address)
-        assert answer.status_code == (404 if "{" in path else 200), address
+        is_open = "{" not in path and not path.startswith(LETTERS)
+        assert answer.status_code == (200 if is_open else 404), address
         assert "of-alice" not in answer.text
         # The way back from a page that is none names what was asked for.
         assert "{" in path or job["job_id"] not in answer.text
@@ -537,7 +541,7 @@ async def test_too_many_sign_ins_are_told_to_wait(api: Api) -> None:
 @pytest.mark.slow
 async def test_without_a_dashboard_every_path_is_unknown(tmp_path: Path) -> None:
     async with open_api(tmp_path / "data") as api:
-        for path in (*PAGES, *ACTIONS, BULK, SIGN_IN, SIGN_OUT, f"{ROOT}/events", f"{ROOT}/x"):
+        for path in (*PAGES, *ACTIONS, *LETTER_ACTIONS, BULK, SIGN_IN, SIGN_OUT, f"{ROOT}/events"):
             for method in ("GET", "POST"):
                 answer = await api.bare.request(method, path)
                 assert answer.status_code == 404, (method, path)

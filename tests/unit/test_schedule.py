@@ -192,7 +192,7 @@ def drawn_calendar(draw: random.Random) -> Calendar:
     ("seed", "spans"),
     [
         pytest.param(1, 2, marks=pytest.mark.slow),
-        pytest.param(2, 40, marks=[pytest.mark.slow, pytest.mark.extended]),
+        pytest.param(2, 40, marks=pytest.mark.full),
     ],
 )
 def test_fires_are_those_of_two_oracles(seed: int, spans: int) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qsl
@@ -23,7 +24,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.middleware import request_id_of
 from conveyor.http.pages.routes import EXPORT, Dashboard, PageCall, SignInPage, job_search
 from conveyor.http.pages.session import SIGN_IN, SIGN_OUT, Sessions
-from conveyor.http.pages.views import ROOT, Screen, api_line, with_query
+from conveyor.http.pages.views import LETTERS, ROOT, Screen, api_line, with_query
 from conveyor.http.request import json_response, read_body
 from conveyor.ports.exports import ExportFormat
 from conveyor.service.callers import Caller
@@ -143,6 +144,26 @@ ACTIONS: dict[str, tuple[Act, str]] = {
 }
 """Every action on one job by its path, and the page that follows."""
 
+LetterAct = Callable[[ActionCall, str], Awaitable[None]]
+"""Moves a dead letter."""
+
+
+async def redrive_letter(call: ActionCall, letter_id: str) -> None:
+    """Send a dead letter back."""
+    await call.service.letters.redrive(letter_id)
+
+
+async def drop_letter(call: ActionCall, letter_id: str) -> None:
+    """Remove a dead letter."""
+    await call.service.letters.drop(letter_id)
+
+
+LETTER_ACTIONS: dict[str, LetterAct] = {
+    f"{LETTERS}/{{letter_id}}/redrive": redrive_letter,
+    f"{LETTERS}/{{letter_id}}/drop": drop_letter,
+}
+"""Every action on one dead letter by its path; the list of letters follows."""
+
 BULK = f"{ROOT}/bulk"
 _SEPARATORS = re.compile(r"[\s,.'’_]")
 """Marks between the digits of a number, as people and pages write it."""
@@ -197,6 +218,10 @@ class Actions:
             Route(path, self._endpoint(path, act, follows), methods=["POST"])
             for path, (act, follows) in ACTIONS.items()
         ]
+        routes += [
+            Route(path, self._letter_endpoint(path, act), methods=["POST"])
+            for path, act in LETTER_ACTIONS.items()
+        ]
         routes.append(Route(f"{BULK}.json", self.count, methods=["GET"]))
         routes.append(Route(BULK, self.confirm, methods=["GET"]))
         routes.append(Route(BULK, self.bulk, methods=["POST"]))
@@ -214,6 +239,23 @@ class Actions:
             address = await _logged(call, name, act, call.job_id)
             address = address or follows.format(**call.request.path_params)
             return RedirectResponse(address, status_code=303)
+
+        async def answer(request: Request) -> Response:
+            return await self._answer(request, work)
+
+        return answer
+
+    def _letter_endpoint(
+        self, path: str, act: LetterAct
+    ) -> Callable[[Request], Awaitable[Response]]:
+        name = path.removeprefix(f"{LETTERS}/{{letter_id}}/")
+
+        async def work(call: ActionCall) -> Response:
+            call.check_sees_letters()
+            letter_id: str = call.request.path_params["letter_id"]
+            with _audited(call, name, letter_id=letter_id):
+                await act(call, letter_id)
+            return RedirectResponse(LETTERS, status_code=303)
 
         async def answer(request: Request) -> Response:
             return await self._answer(request, work)
@@ -382,26 +424,36 @@ def _bulk_screen(call: PageCall, page: BulkPage, *, status: int = 200) -> Screen
 
 
 async def _logged(call: ActionCall, name: str, act: Act, job_id: str) -> str | None:
-    """Change a job, and return the page that follows, as the action does. If it is an operator who
-    acts, write a line about it, done or refused."""
+    """Change a job, and return the page that follows, as the action does."""
+    with _audited(call, name, job_id=job_id):
+        return await act(call, job_id)
+
+
+@contextmanager
+def _audited(
+    call: ActionCall, name: str, *, job_id: str = "", letter_id: str = ""
+) -> Iterator[None]:
+    """If it is an operator who acts, write a line about the action in the context, done or
+    refused."""
     outcome = "done"
     try:
-        return await act(call, job_id)
+        yield
     except ConveyorError as error:
         outcome = error.code.value
         raise
     finally:
         if call.viewer.operator is not None:
-            _log.warning(
-                "an operator acted on a job",
-                extra={
-                    "operator": call.viewer.operator,
-                    "action": name,
-                    "job_id": job_id,
-                    "outcome": outcome,
-                    "request_id": request_id_of(call.request.scope),
-                },
-            )
+            what = "dead letter" if letter_id else "job"
+            about = {
+                "operator": call.viewer.operator,
+                "action": name,
+                "job_id": job_id,
+                "letter_id": letter_id,
+                "outcome": outcome,
+                "request_id": request_id_of(call.request.scope),
+            }
+            about = {field: value for field, value in about.items() if value}
+            _log.warning("an operator acted on a %s", what, extra=about)
 
 
 async def read_form(request: Request) -> dict[str, str]:

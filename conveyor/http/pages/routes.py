@@ -33,7 +33,7 @@ from conveyor.http.pages.bodies import (
     shown_text,
 )
 from conveyor.http.pages.viewer import Viewer, Viewers
-from conveyor.http.pages.views import HERE, ROOT, STATIC, Screen, job_path, render
+from conveyor.http.pages.views import HERE, LETTERS, ROOT, STATIC, Screen, job_path, render
 from conveyor.http.problems import PROBLEMS
 from conveyor.http.request import PathIds, cursor, json_response, text
 from conveyor.service.jobs import JOB_TYPES
@@ -95,6 +95,14 @@ class PageCall(PathIds):
         """Return the caller under whom the job in the path is read. Raises
         ConveyorError(not_found)."""
         return await self.service.overviews.owner(self.caller, self.job_id)
+
+    def check_sees_letters(self) -> None:
+        """Raise ConveyorError(not_found), as for an address that is no page, unless the viewer is
+        an operator. A server without dead letters says so to whoever sees all callers."""
+        viewer, letters = self.viewer, self.service.letters
+        is_open = viewer.caller_id is None and not letters.has_queue
+        if viewer.operator is None and not is_open:
+            raise ConveyorError(ErrorCode.NOT_FOUND, "there is no such page")
 
     def word(self, name: str, words: tuple[str, ...]) -> str | None:
         """Return a parameter that must be one of the words, None if it is absent or empty."""
@@ -269,6 +277,19 @@ async def show_schedule(call: PageCall) -> Screen:
     return Screen(template="schedule.html", title=title, section="Schedules", page=page)
 
 
+async def show_letters(call: PageCall) -> Screen:
+    """Show the dead letters to an operator."""
+    call.check_sees_letters()
+    page = await call.service.letters.page(call.cursor)
+    return Screen(
+        template="dead_letters.html",
+        title="Dead letters",
+        section="Dead letters",
+        page=page,
+        values={"is_further": call.cursor},
+    )
+
+
 _RUN = f"{ROOT}/jobs/{{job_id}}/runs/{{run_id}}"
 _TASK = f"{_RUN}/tasks/{{task_id}}"
 PREVIEW = f"{_TASK}/preview"
@@ -287,6 +308,7 @@ PAGES: dict[str, Show] = {
     f"{ROOT}/workers": show_workers,
     f"{ROOT}/webhooks": show_deliveries,
     f"{ROOT}/schedules": show_schedules,
+    LETTERS: show_letters,
 }
 """Every page by its path. Each is there as JSON too, with `.json` behind the path."""
 

@@ -34,6 +34,9 @@ SECTIONS = {
     "Webhooks": f"{ROOT}/webhooks",
     "Schedules": f"{ROOT}/schedules",
 }
+LETTERS = f"{ROOT}/dead-letters"
+OF_OPERATORS = {"Dead letters": LETTERS}
+"""Sections that operators alone are led to."""
 LIVE = ("running", "pending")
 UNENDED = ("pending", "processing")
 """States of tasks that have not ended."""
@@ -57,8 +60,8 @@ _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """A page to show: a template over a record. `section` is the key of SECTIONS that it belongs
-    to; `values` are further names for the template."""
+    """A page to show: a template over a record. `section` names the section that it belongs to;
+    `values` are further names for the template."""
 
     template: str
     title: str
@@ -79,7 +82,7 @@ def render(
         page=screen.page,
         title=screen.title,
         section=screen.section,
-        sections=SECTIONS,
+        sections=SECTIONS | OF_OPERATORS if viewer and viewer.operator else SECTIONS,
         viewer=viewer,
         version=__version__,
         origin=origin,
@@ -296,6 +299,7 @@ _environment = Environment(
 _environment.globals |= {
     "ATTEMPTS_SHOWN": ATTEMPTS_SHOWN,
     "LANES_SHOWN": LANES_SHOWN,
+    "LETTERS": LETTERS,
     "LIVE": LIVE,
     "LONGEST_LINE": LONGEST_LINE,
     "MOST_GROUPS": MOST_GROUPS,
