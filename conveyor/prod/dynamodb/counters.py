@@ -135,7 +135,7 @@ class _OwnItem:
 
 @dataclass(slots=True, eq=False)
 class _Looks:
-    """When this process looks at a run, in seconds of its clock.
+    """The times of the looks of this process at a run, in seconds of its clock.
 
     `row` is the run at the last look, `ended` the number of tasks that this process has ended
     since, and `has_flushed` tells whether it has counted anything since. `is_due`: it may have been
