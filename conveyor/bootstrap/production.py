@@ -137,7 +137,7 @@ async def open_role(
         app=app,
         worker=worker,
         progress=progress,
-        protection=_protection(watched, settings, clock),
+        protection=_protection(watched, worker, settings, clock),
         probes=_probes(binding, readiness, telemetry, clock, worker=worker, stuck=stuck),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
@@ -288,16 +288,19 @@ def _probes(
 
 
 def _protection(
-    gateway: WatchedGateway | None, settings: Settings, clock: Clock
+    gateway: WatchedGateway | None, worker: Worker | None, settings: Settings, clock: Clock
 ) -> TaskProtection | None:
     """Return what protects a worker's task; None away from ECS, and where each call ends within the
     grace of a stop anyway."""
     is_needed = settings.ecs_agent and settings.gateway_timeout > settings.shutdown_grace
-    if gateway is None or not is_needed:
+    if gateway is None or worker is None or not is_needed:
         return None
     from conveyor.prod.ecs import TaskProtection
 
-    return TaskProtection(settings.ecs_agent, clock, busy=lambda: gateway.in_flight > 0)
+    def busy() -> bool:
+        return gateway.in_flight > 0 or worker.unsettled > 0
+
+    return TaskProtection(settings.ecs_agent, clock, busy=busy)
 
 
 def _stuck(

@@ -492,9 +492,22 @@ class Api:
 
         Raises ClientError for any status but 200, httpx.TransportError while reading.
         """
+        async with self._streamed(url, follow=True) as response:
+            yield response
+
+    @asynccontextmanager
+    async def download_or_link(self, url: str) -> AsyncIterator[httpx.Response | str]:
+        """Open a body by its signed link as `download` does, or get a link to where the server's
+        store serves it."""
+        async with self._streamed(f"{url}&redirect=1", follow=False) as response:
+            yield response if response.status_code == 200 else response.headers.get("Location", "")
+
+    @asynccontextmanager
+    async def _streamed(self, url: str, *, follow: bool) -> AsyncIterator[httpx.Response]:
+        """Open what a link leads to; without `follow`, that may be an answer 307."""
         try:
-            async with self._fetcher().stream("GET", url) as response:
-                if response.status_code != 200:
+            async with self._fetcher().stream("GET", url, follow_redirects=follow) as response:
+                if response.status_code != 200 and (follow or response.status_code != 307):
                     raise ClientError(f"the result link answered {response.status_code}")
                 yield response
         except httpx.InvalidURL:
@@ -503,22 +516,6 @@ class Api:
             # The system's message for an unresolved name does not include the name.
             host, reason = httpx.URL(url).netloc.decode("ascii"), str(error) or type(error).__name__
             raise type(error)(f"{host}: {reason}") from None
-
-    async def store_link(self, url: str) -> str | None:
-        """Return a link to where the server's store serves a body, by its signed link; None if the
-        server serves it itself. Raises httpx.TransportError."""
-        if "?" not in url:
-            return None
-        try:
-            async with self._fetcher().stream(
-                "GET", f"{url}&redirect=1", follow_redirects=False
-            ) as response:
-                if response.status_code != 307:
-                    return None
-                location: str | None = response.headers.get("Location")
-                return location
-        except httpx.InvalidURL:
-            return None
 
     def _fetcher(self) -> httpx.AsyncClient:
         if self._keyless is None:

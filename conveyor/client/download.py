@@ -197,23 +197,40 @@ class _Download:
     async def _transfer(self, claimed: str, row: ManifestRow, url: str) -> None:
         """Download one body from the store, where the server has one that can be reached from here;
         else from the server, which also says why there is none."""
-        link = await self._api.store_link(url) if self._from_store else None
-        if link is not None:
-            with suppress(ClientError, httpx.TransportError):
-                await self._receive(claimed, row, link)
-                return
-        self._from_store = False
+        tries_store = self._from_store and "?" in url
+        if tries_store:
+            with suppress(ClientError):
+                link = await self._receive_or_link(claimed, row, url)
+                if link is None:
+                    return
+                with suppress(httpx.TransportError):
+                    await self._receive(claimed, row, link)
+                    return
         await self._receive(claimed, row, url)
+        if tries_store:
+            # The server has what its store did not give. The next body would take as long.
+            self._from_store = False
+
+    async def _receive_or_link(self, claimed: str, row: ManifestRow, url: str) -> str | None:
+        """Download one body from the server, unless it names its store: return that link then."""
+        async with self._api.download_or_link(url) as found:
+            if isinstance(found, str):
+                return found
+            await self._write(claimed, row, found)
+            return None
 
     async def _receive(self, claimed: str, row: ManifestRow, url: str) -> None:
-        size = 0
         async with self._api.download(url) as response:
-            content_type = response.headers.get("Content-Type", "")
-            suffix = extension(row.type, content_type)
-            with self._directory.body(claimed, suffix, row.task_id) as new:
-                async for chunk in response.aiter_raw():
-                    new.file.write(chunk)
-                    size += len(chunk)
+            await self._write(claimed, row, response)
+
+    async def _write(self, claimed: str, row: ManifestRow, response: httpx.Response) -> None:
+        size = 0
+        content_type = response.headers.get("Content-Type", "")
+        suffix = extension(row.type, content_type)
+        with self._directory.body(claimed, suffix, row.task_id) as new:
+            async for chunk in response.aiter_raw():
+                new.file.write(chunk)
+                size += len(chunk)
         self._add(row, new.name, size, content_type)
 
     def _kept(self, row: ManifestRow, *run_ids: str | None) -> bool:

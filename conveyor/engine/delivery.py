@@ -184,12 +184,17 @@ class Heartbeat:
         self._going: set[str] = set()
 
     async def run(self) -> None:
-        """Make the renewals that are begun, until cancelled."""
+        """Make the renewals that are begun, until `stop`."""
         async with anyio.create_task_group() as self._group:
             try:
                 await anyio.sleep_forever()
             finally:
                 self._group = None
+
+    def stop(self) -> None:
+        """Cancel the renewals that are under way, and begin no more."""
+        if self._group is not None:
+            self._group.cancel_scope.cancel()
 
     def begin(self, keep: Callable[[], Awaitable[None]]) -> None:
         """Begin to renew messages, which `keep` does, and what the handlers hold. Failures are

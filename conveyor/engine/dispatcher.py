@@ -181,6 +181,11 @@ class Dispatcher:
         return self._calling
 
     @property
+    def unsettled(self) -> int:
+        """The answers in hand that are not settled yet. Their calls are paid for."""
+        return self._finisher.in_hand
+
+    @property
     def paused_since(self) -> int | None:
         """The instant of an operator's order that nothing new starts; None without one."""
         return self._pause.since
@@ -227,12 +232,14 @@ class Dispatcher:
         back."""
         async with anyio.create_task_group() as acknowledging:
             acknowledging.start_soon(self._acknowledger.run)
+            acknowledging.start_soon(self._renewals.run)
             async with anyio.create_task_group() as finishing:
                 self._finishing = finishing
                 finishing.start_soon(self._finisher.run)
                 await self._run_slots(grace)
                 self._finisher.stop()
             self._finishing = None
+            self._renewals.stop()
             with anyio.CancelScope(shield=True):
                 for ready in (self._ready_control, self._ready):
                     while ready:
@@ -247,7 +254,6 @@ class Dispatcher:
             self._note_pause()
         async with anyio.create_task_group() as outer:
             outer.start_soon(self._ring_timers)
-            outer.start_soon(self._renewals.run)
             async with anyio.create_task_group() as workers:
                 self._workers = workers
                 outer.start_soon(self._cut_off, workers, grace)
@@ -262,6 +268,7 @@ class Dispatcher:
         self._policy.draining = True
         if self._stages is not None:
             self._stages.hurry()
+            self._finisher.hurry()
         self._drained.set()
         self._timer_wake.set()
         self._let_go()

@@ -6,6 +6,7 @@ the handler can do that.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -84,8 +85,8 @@ class Finisher:
 
     With `at_once` above 1, `finish` takes whatever waits, one batch after the other; otherwise each
     message goes its own way, because one settlement may take long. At most `most` messages are with
-    it: a further answer keeps its slot until there is room, and `leave_slot` is called then. What
-    was handed over is finished, whatever is cancelled.
+    it: a further answer keeps its slot until there is room, or nothing begins any more, and
+    `leave_slot` is called then. What was handed over is finished, whatever is cancelled.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class Finisher:
     ) -> None:
         self._finish = finish
         self._leave_slot = leave_slot
-        self._room = most
+        self._most: float = most
+        self._taken = 0
         self._at_once = at_once
         self._without_room: deque[InHand] = deque()
         self._waiting: list[InHand] = []
@@ -106,12 +108,23 @@ class Finisher:
         self._group: TaskGroup | None = None
         self._stopped = False
 
+    @property
+    def in_hand(self) -> int:
+        """The answers that are not finished, with those that keep their slots."""
+        return self._taken + len(self._without_room)
+
     def hand_over(self, message: InHand) -> None:
         """Take an answer over from its slot."""
-        if self._room:
+        if self._taken < self._most:
             self._take_in(message)
         else:
             self._without_room.append(message)
+
+    def hurry(self) -> None:
+        """Take all answers in, and each further one as it comes. No call follows them, so their
+        slots bound them."""
+        self._most = math.inf
+        self._take_in_more()
 
     def stop(self) -> None:
         """Let `run` return once nothing waits."""
@@ -128,11 +141,12 @@ class Finisher:
                     await self._take_waiting()
             finally:
                 self._group = None
+                self.hurry()
                 with anyio.CancelScope(shield=True):
                     await self._take_waiting()
 
     def _take_in(self, message: InHand) -> None:
-        self._room -= 1
+        self._taken += 1
         self._leave_slot(message)
         if self._at_once == 1 and self._group is not None:
             self._group.start_soon(self._take, [message])
@@ -153,6 +167,9 @@ class Finisher:
             with anyio.CancelScope(shield=True):
                 await self._finish(batch)
         finally:
-            self._room += len(batch)
-            while self._room and self._without_room:
-                self._take_in(self._without_room.popleft())
+            self._taken -= len(batch)
+            self._take_in_more()
+
+    def _take_in_more(self) -> None:
+        while self._taken < self._most and self._without_room:
+            self._take_in(self._without_room.popleft())

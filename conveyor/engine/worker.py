@@ -149,6 +149,11 @@ class Worker:
         """Return the runs that it serves."""
         return self._dispatcher.lanes.serving()
 
+    @property
+    def unsettled(self) -> int:
+        """The answers that it has in hand and has not settled yet."""
+        return self._dispatcher.unsettled
+
     def next_beat(self) -> float | None:
         """Return the monotonic instant of the next heartbeat, if anything is in hand for it."""
         return self._beats_at if self._dispatcher.has_work else None

@@ -34,7 +34,7 @@ GATHERING = 0.3
 PATIENCE = 60.0
 """Seconds for which bodies are kept in memory while the store does not take them."""
 LAST_PATIENCE = 10.0
-"""Most seconds of that after a stop."""
+"""Seconds for which they are tried after a stop. A try that is not answered by then is given up."""
 TRIAL_PAUSE = 0.5
 """Seconds between two looks whether the store may be tried again."""
 _REMEMBERED = 4_096
@@ -86,6 +86,7 @@ class BodyPacks:
         self._unsettled: LRUCache[str, set[int]] = LRUCache(_REMEMBERED)
         self._kept = 0
         self._stopped_at = math.inf
+        self._stopping = anyio.Event()
 
     @property
     def keeps_some(self) -> bool:
@@ -96,6 +97,7 @@ class BodyPacks:
     def stop(self) -> None:
         """Store at once what waits, and what comes."""
         self._stopped_at = self._clock.monotonic()
+        self._stopping.set()
         for pack in self._open.values():
             pack.is_due.set()
 
@@ -172,37 +174,40 @@ class BodyPacks:
         is_kept = False
         try:
             while True:
-                is_last = self._clock.monotonic() >= self._patience_from(began)
+                is_last = self._clock.monotonic() >= began + PATIENCE
                 try:
-                    await self._try(key, content, guarded=not is_last)
+                    await self._try(key, content, began, guarded=not is_last)
                 except BodyRefused:
                     raise
-                except ConveyorError:
+                except ConveyorError as error:
                     if is_last:
                         raise
+                    failure = error
                 else:
                     self._observer.bodies_written(bodies, len(content))
                     return
                 self._kept += not is_kept
                 is_kept = True
-                await self._clock.sleep(TRIAL_PAUSE)
+                left = self._last_moment(began) - self._clock.monotonic()
+                await self._clock.sleep(max(0.0, min(TRIAL_PAUSE, left)))
+                if self._clock.monotonic() >= self._last_moment(began):
+                    raise failure
         finally:
             self._kept -= is_kept
 
-    def _patience_from(self, began: float) -> float:
-        """Return until when an object is kept that was first tried at `began`."""
-        until = began + PATIENCE
+    def _last_moment(self, began: float) -> float:
+        """Return until when an object may be tried that was first tried at `began`."""
         if self._stopped_at == math.inf:
-            return until
-        return min(until, max(began, self._stopped_at) + LAST_PATIENCE)
+            return math.inf
+        return max(began, self._stopped_at) + LAST_PATIENCE
 
-    async def _try(self, key: str, content: bytes, *, guarded: bool) -> None:
+    async def _try(self, key: str, content: bytes, began: float, *, guarded: bool) -> None:
         """Write one object; with `guarded`, if the breaker lets it pass. After a stop it need not:
         there is no later."""
         guarded = guarded and self._stopped_at == math.inf
         with self._breaker.guard() if guarded else nullcontext():
             try:
-                await self._blobs.put(key, content)
+                await self._put_in_time(key, content, began)
             except BodyRefused:
                 self._breaker.succeeded()
                 raise
@@ -210,3 +215,27 @@ class BodyPacks:
                 self._breaker.failed(error.detail)
                 raise
             self._breaker.succeeded()
+
+    async def _put_in_time(self, key: str, content: bytes, began: float) -> None:
+        """Write one object, and give it up at the last moment that a stop leaves."""
+        failure: Exception | None = ConveyorError(
+            ErrorCode.UNAVAILABLE, "the store did not answer before the worker stopped"
+        )
+        async with anyio.create_task_group() as group:
+
+            async def give_up() -> None:
+                await self._stopping.wait()
+                await self._clock.sleep(
+                    max(0.0, self._last_moment(began) - self._clock.monotonic())
+                )
+                group.cancel_scope.cancel()
+
+            group.start_soon(give_up)
+            try:
+                await self._blobs.put(key, content)
+                failure = None
+            except Exception as error:
+                failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure

@@ -32,7 +32,7 @@ _MOVES = ("advance", "set", "shift", "run")
 
 
 class NextDueBody(msgspec.Struct, frozen=True):
-    """What is due next: its instant, the seconds until then, and its kind."""
+    """The next thing due: its instant, the seconds until then, and its kind."""
 
     at: str
     seconds: float
@@ -40,7 +40,7 @@ class NextDueBody(msgspec.Struct, frozen=True):
 
 
 class ClockWaits(msgspec.Struct, frozen=True):
-    """What waits: the number of sleeps, and of loops that look now and then; open work by kind."""
+    """All that waits: sleeps, loops that look now and then, and open work by kind."""
 
     sleeps: int
     looks: int

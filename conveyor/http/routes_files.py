@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from conveyor.aio.concurrency import unwrap
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.http import request as query
 from conveyor.http.problems import MEDIA_TYPE
@@ -51,7 +53,7 @@ class BodyResponse(Response):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the body."""
+        """Stream the body for as long as its client is there."""
         await send(
             {
                 "type": "http.response.start",
@@ -60,11 +62,23 @@ class BodyResponse(Response):
             }
         )
         try:
-            async for piece in self._pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            with unwrap():
+                async with anyio.create_task_group() as group:
+                    # The server takes what it will send to nobody, and does not say so.
+                    group.start_soon(_end_without_client, receive, group.cancel_scope)
+                    async for piece in self._pieces:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b""})
+                    group.cancel_scope.cancel()
         finally:
             await _close(self._pieces)
+
+
+async def _end_without_client(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel a scope once the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
 
 
 async def read_link(request: Request, service: Service) -> Response:

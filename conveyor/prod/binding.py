@@ -70,10 +70,7 @@ async def open_binding(
     `works`: this process is a worker. `seam` wraps calls to AWS, for tests. Raises as `start` does.
     """
     async with AsyncExitStack() as stack:
-        boto = await open_clients(options.aws, clock, *options.services)
-        stack.push_async_callback(boto.aclose)
-        behind: Aws = boto if seam is None else seam(boto)
-        aws = DeployedAws(behind, boto.stats, clock, resources=production_resources(options))
+        stats, aws = await _open_aws(options, clock, stack, seam)
         table = Table(aws, options.table, clock)
         pause = FleetPause()
         agree = await start(aws, table, options, works=works, pause=pause)
@@ -107,13 +104,24 @@ async def open_binding(
     return ProdBinding(
         ports=ports,
         store=store,
-        stats=boto.stats,
-        away=partial(_away, boto.stats, server, clock),
+        stats=stats,
+        away=partial(_away, stats, server, clock),
         jobs=_jobs(options, store, server),
         rate_limit=_rate_limit(options, server),
         pause=pause,
         agree=agree,
     )
+
+
+async def _open_aws(
+    options: ProdOptions, clock: Clock, stack: AsyncExitStack, seam: Callable[[Aws], Aws] | None
+) -> tuple[CallStats, Aws]:
+    """Open the clients of AWS; return their statistics, and the calls that adapters make."""
+    clients = await open_clients(options.aws, clock, *options.services)
+    stack.push_async_callback(clients.aclose)
+    behind: Aws = clients if seam is None else seam(clients)
+    resources = production_resources(options)
+    return clients.stats, DeployedAws(behind, clients.stats, clock, resources=resources)
 
 
 @asynccontextmanager

@@ -1,4 +1,5 @@
-"""Protection of a task on ECS: no deploy and no scale-in stops it while its calls are in flight.
+"""Protection of a task on ECS: no deploy and no scale-in stops it while its calls are in flight, or
+their answers are not settled.
 
 ECS gives a task that it stops two minutes at most, and a call may take longer. It would be paid
 twice then.
@@ -20,7 +21,7 @@ from conveyor.ports.clock import Clock
 
 PATH = "/task-protection/v1/state"
 LOOK_EVERY = 5.0
-"""Seconds between two looks at the calls in flight."""
+"""Seconds between two looks at what is in hand."""
 EXPIRES_MINUTES = 5
 """Minutes after which ECS forgets a protection, in case the worker does not end it."""
 RENEW_AFTER = EXPIRES_MINUTES * 60 / 2

@@ -60,6 +60,18 @@ class Repeats(logging.Filter):
         return True
 
 
+def without_botocore_errors(record: logging.LogRecord) -> bool:
+    """Let a record pass; of an error that botocore logs, leave only its class.
+
+    Its text quotes what a program of credentials printed, which may be a secret.
+    """
+    if record.exc_info and record.name.startswith("botocore."):
+        kind = record.exc_info[0]
+        record.msg, record.args = f"{record.getMessage()} {kind and kind.__name__}", ()
+        record.exc_info = record.exc_text = None
+    return True
+
+
 _End = tuple[type[BaseException] | None, str, int]
 _Key = tuple[str, str, _End | None]
 
@@ -91,9 +103,10 @@ def start_logs(settings: Settings) -> None:
         _log.warning("unknown setting %s", ", ".join(unknown))
 
 
-def configure_logs(*, level: str, form: str) -> None:
+def configure_logs(*, level: str, form: str, descriptor: int = STANDARD_ERROR) -> None:
     """Send the project's log records to standard error; libraries only from warning on."""
-    handler = LogOutput(STANDARD_ERROR)
+    handler = LogOutput(descriptor)
+    handler.addFilter(without_botocore_errors)
     handler.addFilter(Repeats())
     handler.setFormatter(JsonFormatter() if form == "json" else _text_formatter())
     root = logging.getLogger()

@@ -123,8 +123,8 @@ FLEET_SETTINGS: tuple[Setting, ...] = (
     Setting(
         "ecs_agent",
         "URL",
-        "of the agent of ECS, which protects a worker's task while calls are in flight that may "
-        "outlast the grace; `ECS_AGENT_URI` counts where it is not set",
+        "of the agent of ECS, which protects a worker's task while calls that may outlast the "
+        "grace are in flight or not settled; `ECS_AGENT_URI` counts where it is not set",
         agent,
         used_by="conveyor worker",
         instead="ECS_AGENT_URI",

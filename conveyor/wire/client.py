@@ -56,7 +56,14 @@ class Answer(AsyncIterator[bytes]):
     def allow(self, seconds: float) -> None:
         """Let the rest of the body be there within so many seconds from now, `inf` for no limit,
         in place of the time that was given with the request."""
-        self._connection.allow(self._connection.now() + seconds)
+        # Of a whole answer, the connection may carry another request by now.
+        if not self._reader.is_complete:
+            self._connection.allow(self._connection.now() + seconds)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the connection is gone before the body was whole."""
+        return not self._reader.is_complete and self._connection.error is not None
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, in pieces of at most 256 KiB. Raises TransportError: RAGGED
@@ -108,6 +115,7 @@ class HttpClient:
         self._lookup = lookup
         self._options = options
         self._opened: _Opened | None = None
+        self._is_closed = False
 
     @property
     def open_connections(self) -> int:
@@ -192,7 +200,9 @@ class HttpClient:
             sock.close()
 
     async def aclose(self) -> None:
-        """Close every connection. A call under way raises TransportError."""
+        """Close every connection. A call under way raises TransportError, and so does any other
+        from then on."""
+        self._is_closed = True
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -200,24 +210,32 @@ class HttpClient:
     async def _connect(
         self, opened: _Opened, origin: Origin, deadline: float, sent: int
     ) -> HttpConnection:
+        is_queued = False
         try:
             async with asyncio.timeout_at(deadline):
                 # A name that nobody resolves must not hold a slot.
                 addresses = await opened.connector.resolve(origin)
+                is_queued = True
                 while (connection := await opened.pool.wait(origin)) is not None:
                     if connection.is_usable():
                         return connection
                     connection.abort()
+                is_queued = False
                 return await opened.connect(origin, addresses)
         except TimeoutError:
             raise TransportError(
-                TransportTrouble.TIMEOUT, sent=sent, is_connecting=not sent
+                TransportTrouble.TIMEOUT,
+                sent=sent,
+                is_connecting=not sent,
+                is_queued=is_queued,
             ) from None
         except TransportError as error:
             error.sent = sent
             raise
 
     def _open(self) -> _Opened:
+        if self._is_closed:
+            raise TransportError(TransportTrouble.INTERRUPTED)
         resolver = Resolver(self._lookup, self._admits)
         connector = Connector(resolver, self._admits, self._options)
         opened = _Opened(

@@ -46,7 +46,8 @@ class TransportError(Exception):
 
     `sent` is the number of requests that went out for it, wholly or in part. `is_connecting` tells
     whether it failed before there was a connection; `is_answer` then, whether somebody said so: the
-    host refused, or its name does not exist.
+    host refused, or its name does not exist; `is_queued`, whether its time went by while all
+    connections that the client may have were in use.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class TransportError(Exception):
         sent: int = 0,
         is_connecting: bool = False,
         is_answer: bool = False,
+        is_queued: bool = False,
     ) -> None:
         super().__init__(trouble.value)
         self.trouble = trouble
         self.sent = sent
         self.is_connecting = is_connecting
         self.is_answer = is_answer
+        self.is_queued = is_queued
 
 
 def is_shortage(error: Exception) -> bool:

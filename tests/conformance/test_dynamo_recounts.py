@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
@@ -12,10 +13,21 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import RunStatus
 from conveyor.domain.task_rules import Released
 from conveyor.ports.tasks import ClaimedElsewhere, Settled
+from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.client import Plain
 from conveyor.prod.dynamodb.recount import recount
+from conveyor.prod.dynamodb.run_rows import Change
+from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.testing.clock import FakeClock
-from tests.conformance.dynamo_runs import TableBench, additions, changes, check, open_bench, writes
+from tests.conformance.dynamo_runs import (
+    TableBench,
+    additions,
+    changes,
+    check,
+    open_bench,
+    scans,
+    writes,
+)
 from tests.conformance.world import CLAIM_LENGTH, World
 
 pytestmark = pytest.mark.extended
@@ -218,6 +230,54 @@ async def test_tasks_that_were_added_since_are_not_counted(bench: TableBench, on
     counted = await recount(bench.outside, run_id, now=one.now)
     assert counted is not None
     assert counted.run.stats.total == 2
+
+
+@pytest.mark.parametrize("counts", [True, False])
+async def test_a_paused_run_ends_though_the_worker_of_its_last_task_has_died(
+    bench: TableBench, one: World, counts: bool
+) -> None:
+    """Before it counted, or before it looked."""
+    _, run_id = await one.submit(2)
+    await one.succeed(run_id, 0)
+    task = await one.claimed(run_id, 1)
+    place = (await bench.row(run_id)).place
+    row = await bench.outside.read_bare(place)
+    assert row is not None
+    await bench.outside.change(row, Change(paused=True), now=one.now)
+    bench.seam.be_away(looks if counts else additions, carried_out=False, count=10_000)
+    with suppress(ConveyorError):
+        await one.settle(task, one.success(task))
+    sweeping = DynamoSweeping(bench.outside)
+    await sweeping.tidy(now=one.now)
+    row = await bench.outside.read_bare(place)
+    assert row is not None
+    assert row.live
+    await bench.clock.advance(16 * 60)
+    await sweeping.tidy(now=one.now)
+    row = await bench.outside.read_bare(place)
+    assert row is not None
+    assert row.run.status is RunStatus.COMPLETED
+    await check(bench, run_id)
+
+
+async def test_a_paused_run_with_tasks_left_is_recounted_once_after_each_change(
+    bench: TableBench, one: World
+) -> None:
+    _, run_id = await one.submit(2)
+    await one.succeed(run_id, 0)
+    row = await bench.row(run_id)
+    await bench.outside.change(row, Change(paused=True), now=one.now)
+    sweeping = DynamoSweeping(bench.records)
+    for _ in range(4):
+        await bench.clock.advance(16 * 60)
+        await sweeping.tidy(now=one.now)
+    assert sum(scans(*call) for call in bench.seam.calls) == 1
+    assert (await bench.row(run_id)).run.status is RunStatus.RUNNING
+
+
+def looks(operation: str, _parameters: Parameters) -> bool:
+    """Reads of a run and of its items."""
+    return operation in ("get_item", "query")
 
 
 async def distort(bench: TableBench, run_id: str) -> None:

@@ -11,7 +11,9 @@ from conveyor.domain import ids
 from conveyor.domain.model import RunStatus, TaskFailure, TaskStatus
 from conveyor.ports.maintenance import DuePosition
 from conveyor.prod.dynamodb.client import Item, Query
-from conveyor.prod.dynamodb.schema import TIME_TO_LIVE
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
+from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, run_key
+from conveyor.prod.dynamodb.sweeping import DynamoSweeping
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DAY, Bench, open_bench
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS
@@ -176,11 +178,52 @@ async def test_stamps_go_on_where_a_look_reached_its_bound(
     before = bench.stats.calls[update]
     for _ in range(20):
         await bench.store.sweeping.tidy(now=world.now)
-    # Each row, then the run: the step after the last one does not begin again.
-    assert bench.stats.calls[update] - before == 6 + 1
+    # Each row once, the position after each page, then the run.
+    assert 6 + 1 < bench.stats.calls[update] - before <= 6 + 8 + 1
+    before = bench.stats.calls[update]
+    await bench.store.sweeping.tidy(now=world.now)
+    assert bench.stats.calls[update] == before
+    assert await stamped(bench, job_id) == [KEPT] * 6
+
+
+async def stamped(bench: Bench, job_id: str) -> list[int]:
+    """What the rows of a job in two shards have left, without those that stay."""
     items = [item for shard in range(2) for item in await shard_rows(bench, job_id, shard)]
-    ends = [item[TIME_TO_LIVE] * 1_000 - world.now for item in items if TIME_TO_LIVE in item]
-    assert ends == [KEPT] * 6
+    return [item[TIME_TO_LIVE] * 1_000 - bench.world.now for item in items if TIME_TO_LIVE in item]
+
+
+async def test_a_process_that_sweeps_next_goes_on_where_another_one_was_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conveyor.prod.dynamodb.row_expiry.MOST_STAMPED", 2)
+    world, table = bench.world, bench.table
+    job_id, run_id = await world.submit(7, closed=False, task_shard_count=2, shard_scheme="stripe")
+    for index in range(6):
+        await world.succeed(run_id, index)
+    await world.clock.advance(31 * DAY / 1_000)
+    for _ in range(10):
+        await DynamoSweeping(DynamoRunRows(table, RunPlaces(table))).tidy(now=world.now)
+    assert await stamped(bench, job_id) == [KEPT] * 6
+    item = await bench.run_item(job_id)
+    assert item["rows_stamped_at"] == world.now - DAY
+    assert "stamping" not in item
+
+
+async def test_a_position_left_by_a_stamping_that_has_ended_leaves_out_no_row(
+    bench: Bench,
+) -> None:
+    world = bench.world
+    job_id, run_id = await world.submit(3, closed=False, task_shard_count=2, shard_scheme="stripe")
+    for index in range(2):
+        await world.succeed(run_id, index)
+    key = run_key(job_id, 1)
+    stamped_at = (await bench.run_item(job_id))["created_at"]
+    await bench.table.update(
+        key, "SET stamping = :old", condition="attribute_exists(pk)", old=[stamped_at + DAY, 1, 1]
+    )
+    await world.clock.advance(31 * DAY / 1_000)
+    await bench.store.sweeping.tidy(now=world.now)
+    assert await stamped(bench, job_id) == [KEPT] * 2
 
 
 async def shard_rows(bench: Bench, job_id: str, shard: int) -> list[Item]:

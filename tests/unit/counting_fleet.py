@@ -31,7 +31,7 @@ from conveyor.domain.model import (
 from conveyor.domain.shards import shards_of
 from conveyor.domain.task_rules import Failed, Settlement, Succeeded
 from conveyor.ports.tasks import Claimed
-from conveyor.prod.aws.calls import AwsRefused, Parameters
+from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
 from conveyor.prod.dynamodb.client import Table, tag_all
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, new_run_item
 from conveyor.prod.dynamodb.schema import place_key
@@ -163,12 +163,12 @@ class Fleet:
             next_index=self.tasks,
             stats=RunStats(total=self.tasks),
         )
-        self._put(self.place.key, new_run_item(run, job))
-        self._put(place_key(RUN_ID), self.place.item())
+        self.put(self.place.key, new_run_item(run, job))
+        self.put(place_key(RUN_ID), self.place.item())
         for index in range(self.tasks):
             name = task_id(RUN_ID, index)
             spec = TaskSpec(url=f"http://host/{index}")
-            self._put(self.place.task_key(name), new_task_item(name, spec, now=START))
+            self.put(self.place.task_key(name), new_task_item(name, spec, now=START))
 
     def process(self, name: str) -> tuple[DynamoTasks, Seam]:
         """One process."""
@@ -176,7 +176,7 @@ class Fleet:
         records = self.records(seam)
         return DynamoTasks(records, worker=name, flush_interval=FLUSH, patience=30.0), seam
 
-    def records(self, seam: Seam | None = None) -> DynamoRunRows:
+    def records(self, seam: Aws | None = None) -> DynamoRunRows:
         """The run rows as a process without faults finds them, or behind a seam."""
         seam = seam or Seam(self.table, self.time, Weather(), [])
         table = Table(seam, "table", self.clock)
@@ -204,7 +204,7 @@ class Fleet:
                 RUN_ID,
                 name,
                 claim.task.claim_number,
-                _settlement(index, clock.now()),
+                settlement(index, clock.now()),
                 now=clock.now(),
             )
         except ConveyorError:
@@ -258,7 +258,8 @@ class Fleet:
             except ConveyorError:
                 await self.time.sleep(1.0)
 
-    def _put(self, key: tuple[str, str], item: dict[str, Any]) -> None:
+    def put(self, key: tuple[str, str], item: dict[str, Any]) -> None:
+        """Write an item at once."""
         keyed = {"pk": key[0], "sk": key[1], **item}
         self.table.apply("put_item", {"Item": tag_all(keyed)})
 
@@ -274,7 +275,7 @@ class Fleet:
         )
 
 
-def _settlement(index: int, now: int) -> Settlement:
+def settlement(index: int, now: int) -> Settlement:
     """Seven of eight tasks succeed."""
     event = Event(
         attempt=1,

@@ -9,17 +9,20 @@ from contextlib import asynccontextmanager
 import anyio
 
 from conveyor.dev.permits import MemoryPermits
-from conveyor.dev.queues import MemoryQueues
+from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
+from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
 from conveyor.engine.planner import Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.telemetry import LOOK, Telemetry
+from conveyor.engine.worker import Worker
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.records import DispatchChange
 from conveyor.ports.workers import FleetPause
 from conveyor.settings import Settings
 from conveyor.simulation.policies import BOUNCES, Bounces, policy_factory
@@ -304,3 +307,29 @@ class World:
             for member in self.members:
                 member.dispatcher.stop()
             await self.clock.advance(GRACE + 2.0)
+
+
+class NoRuns:
+    """A store without a run to work."""
+
+    async def dispatchable_runs(self) -> list[DispatchableRun]:
+        return []
+
+    async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
+        return []
+
+    async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
+        return None
+
+
+def idle_worker(world: World) -> Worker:
+    """Return a worker of the first dispatcher of a world, which finds no run by itself."""
+    discovery = Discovery(
+        world.dispatcher,
+        NoRuns(),
+        world.queues,
+        LocalSignals(),
+        world.clock,
+        DiscoveryOptions(interval=3.0, resync=10.0, evict_after=600.0),
+    )
+    return Worker(world.dispatcher, discovery, world.clock, heartbeat=20.0)

@@ -28,13 +28,15 @@ class Told(msgspec.Struct):
 
 
 class Script(ThreadingHTTPServer):
-    """Answers in the order given, the last one for ever; an empty status breaks the connection."""
+    """Answers in the order given, the last one for ever; an empty status breaks the connection.
+    A path of `routes` has its own answer."""
 
     daemon_threads = True
 
     def __init__(self, answers: list[Answer]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers = answers
+        self.routes: dict[str, Answer] = {}
         self.told: list[Told] = []
 
     @property
@@ -51,7 +53,10 @@ class Handler(BaseHTTPRequestHandler):
         told = Told(self.command, self.path, dict(self.headers), self.rfile.read(length))
         self.server.told.append(told)
         answers = self.server.answers
-        status, headers, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        routed = self.server.routes.get(self.path)
+        if routed is None:
+            routed = answers.pop(0) if len(answers) > 1 else answers[0]
+        status, headers, body = routed
         if not status:
             self.close_connection = True
             return

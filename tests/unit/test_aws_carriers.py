@@ -213,6 +213,27 @@ ANSWERS: list[tuple[tuple[str, str], bytes]] = [
     (("s3", "put_object"), said(b"", status=500)),
     (("s3", "delete_object"), said(b"<Error><Code>AccessDenied</Code></Error>", status=403)),
 ]
+DEEP = b'{"L":[' * 30_000
+FOREIGN: list[tuple[tuple[str, str], bytes]] = [
+    (("dynamodb", "query"), said(b'{"message":"\xe9"}', status=503)),
+    (("dynamodb", "query"), said(b'{"message":"\xe9"}', status=400)),
+    (("dynamodb", "query"), said(b'{"Items":[{"a":{"S":"\xe9"}}]}')),
+    (("dynamodb", "query"), said('{"Items":[{"a":{"B":"é"}}]}'.encode())),
+    (("dynamodb", "get_item"), said(b'{"Item":{"a":' + DEEP)),
+    (("dynamodb", "query"), said(b'{"__type":"X","message":' + DEEP, status=500)),
+    (
+        ("dynamodb", "transact_write_items"),
+        said(
+            b'{"__type":"TransactionCanceledException","CancellationReasons":["x"]}',
+            status=400,
+        ),
+    ),
+    (("sqs", "receive_message"), said(b"[]")),
+    (("sqs", "receive_message"), said(b"[]", status=400)),
+    (("s3", "get_object"), said(b"12345", b'ETag: "1"').replace(b": 5", b": 5, 5")),
+    (("s3", "put_object"), said(b"<Error><Code>\xff</Code>", status=403)),
+]
+"""Answers that are not in the form of the service."""
 
 
 async def told(aws: AwsClient, asked: tuple[str, str]) -> Any:
@@ -239,6 +260,18 @@ async def test_both_read_the_same(stub: Stub, both: tuple[AwsClient, AwsClient])
         assert await told(http, asked) == await told(boto, asked), (asked, answer)
         assert http.stats.calls == boto.stats.calls, (asked, answer)
         assert http.stats.throttles == boto.stats.throttles, (asked, answer)
+
+
+async def test_neither_reads_what_is_foreign(stub: Stub, both: tuple[AwsClient, AwsClient]) -> None:
+    for asked, answer in FOREIGN:
+
+        async def give(_seen: Seen, answer: bytes = answer) -> bytes:
+            return answer
+
+        stub.answer = give
+        for aws in both:
+            words = await told(aws, asked)
+            assert words == f"{asked[0]} does not answer {asked[1]}: ForeignAnswer", answer[-99:]
 
 
 async def test_a_body_is_the_same(stub: Stub, both: tuple[AwsClient, AwsClient]) -> None:

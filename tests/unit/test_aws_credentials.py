@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,12 +16,15 @@ from botocore.credentials import (
     DeferredRefreshableCredentials,
     RefreshableCredentials,
 )
-from botocore.exceptions import CredentialRetrievalError
+from botocore.exceptions import ClientError, CredentialRetrievalError
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws import credentials as module
+from conveyor.prod.aws.boto import BotoCarrier
+from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.aws.carriers import Unanswered
 from conveyor.prod.aws.credentials import KeyHolder
+from conveyor.roles.logs import configure_logs
 from tests.unit.aws_stub import Stub, calling, give_keys, serving
 
 HOUR, MINUTE = 3_600, 60
@@ -38,9 +43,10 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Role:
-    """Hands out keys that end in the next of so many seconds, or then in the last; None fails."""
+    """Hands out keys that end in the next of so many seconds, or then in the last; fails with an
+    error that stands there, or for None."""
 
-    def __init__(self, *lasts: int | None) -> None:
+    def __init__(self, *lasts: int | Exception | None) -> None:
         self.asked = 0
         self.hands_out = threading.Event()
         self.hands_out.set()
@@ -51,7 +57,9 @@ class Role:
         self.asked += 1
         lasts = self._lasts.pop(0) if len(self._lasts) > 1 else self._lasts[0]
         if lasts is None:
-            raise CredentialRetrievalError(provider="test", error_msg="none")
+            lasts = CredentialRetrievalError(provider="test", error_msg="none")
+        if isinstance(lasts, Exception):
+            raise lasts
         end = datetime.now(UTC) + timedelta(seconds=lasts)
         return {
             "access_key": f"AKID{self.asked}",
@@ -100,17 +108,100 @@ async def test_all_who_wait_for_keys_wait_for_one_renewal(
     await holder.aclose()
 
 
-async def test_keys_that_cannot_be_renewed_are_used_while_they_last() -> None:
-    role = Role(12 * MINUTE, None)
+def refused() -> ClientError:
+    """The refusal of a renewal by STS."""
+    said = {"Code": "ExpiredTokenException", "Message": "the web identity token is expired"}
+    return ClientError(
+        {"Error": said, "ResponseMetadata": {"HTTPStatusCode": 400}},
+        "AssumeRoleWithWebIdentity",
+    )
+
+
+@pytest.mark.parametrize("why", [None, refused(), ValueError("no JSON")])
+@pytest.mark.parametrize("left", [12 * MINUTE, 9 * MINUTE, MINUTE])
+async def test_keys_that_cannot_be_renewed_are_used_while_they_last(
+    why: Exception | None, left: int
+) -> None:
+    role = Role(left, why)
     holder = KeyHolder(lasting(role))
     assert (await holder.current()).token == "token 1"
     assert role.asked == 2
 
 
-async def test_keys_that_ended_and_cannot_be_renewed_are_told() -> None:
-    holder = KeyHolder(lasting(Role(1, None)))
+@pytest.mark.parametrize("why", [None, ValueError("no JSON")])
+@pytest.mark.parametrize("make", [lasting, deferred])
+async def test_keys_that_ended_and_cannot_be_renewed_are_told(
+    why: Exception | None, make: Callable[[Role], Credentials]
+) -> None:
+    holder = KeyHolder(make(Role(0, why) if make is lasting else Role(why)))
     with pytest.raises(Unanswered, match="CredentialRetrievalError"):
         await holder.current()
+
+
+async def test_a_renewal_that_is_refused_is_told_as_boto3_tells_it() -> None:
+    told = []
+    for carrier in ("http", "boto"):
+        keys = lasting(Role(0, refused()))
+        async with calling(
+            "http://127.0.0.1:1", services=["dynamodb"], keys=keys, carrier=carrier, fresh=True
+        ) as aws:
+            if carrier == "boto":
+                boto = aws.carrier
+                assert isinstance(boto, BotoCarrier)
+                boto.clients["dynamodb"]._request_signer._credentials = keys
+            with pytest.raises(AwsRefused) as caught:
+                await aws.call("dynamodb", "get_item", {"TableName": "t", "Key": {}})
+        told.append((str(caught.value), caught.value.status, caught.value.asked))
+    assert told[0] == told[1]
+    assert told[0][0] == "ExpiredTokenException: the web identity token is expired"
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[], str]]:
+    """Log as a role does; a function that returns all lines, while the fixture lasts."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    reading, writing = os.pipe()
+    root.handlers[:] = []
+    configure_logs(level="info", form="json", descriptor=writing)
+    [output] = root.handlers
+
+    def lines() -> str:
+        output.close()
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            return said.read()
+
+    yield lines
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("carrier", ["http", "boto"])
+@pytest.mark.parametrize("left", [0, 12 * MINUTE])
+async def test_no_log_quotes_a_program_of_credentials(
+    logged: Callable[[], str], carrier: str, left: int
+) -> None:
+    why = CredentialRetrievalError(provider="custom-process", error_msg="s.TOKEN rejected")
+    keys = lasting(Role(left, why))
+    async with calling(
+        "http://127.0.0.1:1", services=["dynamodb"], keys=keys, carrier=carrier, fresh=True
+    ) as aws:
+        if isinstance(aws.carrier, BotoCarrier):
+            aws.carrier.clients["dynamodb"]._request_signer._credentials = keys
+        with pytest.raises(ConveyorError) as caught:
+            await aws.call("dynamodb", "get_item", {"TableName": "t", "Key": {}})
+    lines = logged()
+    assert "temporary credentials failed" in lines
+    assert "CredentialRetrievalError" in lines
+    assert "TOKEN" not in lines + str(caught.value)
+
+
+async def test_a_link_without_keys_is_refused_in_words() -> None:
+    keys = lasting(Role(0, refused()))
+    async with calling("http://127.0.0.1:1", services=["s3"], keys=keys) as aws:
+        with pytest.raises(ConveyorError, match="credentials could not be renewed"):
+            aws.presign("get_object", {"Bucket": "b", "Key": "k"}, seconds=60)
 
 
 async def test_there_may_be_none() -> None:
@@ -135,7 +226,7 @@ async def test_keys_are_renewed_in_the_middle_of_a_run() -> None:
 async def test_a_service_whose_keys_are_gone_is_not_called() -> None:
     async with (
         serving(Stub()) as stub,
-        calling(stub.url, services=["dynamodb"], keys=lasting(Role(1, None))) as aws,
+        calling(stub.url, services=["dynamodb"], keys=lasting(Role(0, None))) as aws,
     ):
         with pytest.raises(ConveyorError, match="credentials could not be renewed"):
             await aws.call("dynamodb", "get_item", {"TableName": "t", "Key": {}})

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError
-from conveyor.prod.aws.calls import AnswerBody, Parameters
+from conveyor.prod.aws import calls, http
+from conveyor.prod.aws.calls import AnswerBody, BodyGivenBack, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.places import CallPlace, CallPlaces
+from conveyor.prod.s3.blobs import RESUMPTIONS, S3Blobs, open_body
 from tests.patient import SECONDS
 from tests.unit.aws_stub import (
     Cut,
@@ -299,6 +302,88 @@ async def test_bodies_that_nobody_reads_keep_no_other_call_waiting(stub: Stub) -
         await closed(aws, but=1)
 
 
+def large(_seen: Seen) -> bytes:
+    return said(b"x" * 1_000_000, b'ETag: "1"')
+
+
+async def test_a_body_that_nobody_asks_for_gives_its_connection_back(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "BODIES_OPEN", 2)
+    monkeypatch.setattr(http, "BODY_KEPT", 0.02)
+
+    async def give(seen: Seen) -> bytes:
+        return large(seen)
+
+    stub.answer = give
+    async with calling(stub.url, services=["s3"], threads=2) as aws:
+        forgotten = [(await aws.call(*READ))["Body"] for _ in range(2)]
+        monkeypatch.setattr(http, "BODY_KEPT", SECONDS)
+        assert await size_of((await aws.call(*READ))["Body"]) == 1_000_000
+        await closed(aws, but=1)
+        for body in forgotten:
+            with pytest.raises(BodyGivenBack):
+                await size_of(body)
+
+
+async def test_a_reader_that_is_closed_gives_its_connection_back(stub: Stub) -> None:
+    async def give(seen: Seen) -> bytes:
+        return large(seen)
+
+    stub.answer = give
+    async with calling(stub.url, services=["s3"]) as aws:
+        reader = await open_body(aws, READ[2])
+        assert reader is not None
+        assert own(aws).open_connections == 1
+        await reader.aclose()
+        await closed(aws)
+
+
+async def test_a_reader_may_be_slow_again_and_again(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "BODY_KEPT", 0.02)
+    whole = bytes(range(256)) * 16_384
+
+    async def give(seen: Seen) -> bytes:
+        start = int(seen.fields.get("range", "bytes=0-")[6:].partition("-")[0])
+        return said(whole[start:], b'ETag: "1"', status=206 if start else 200)
+
+    stub.answer = give
+    async with calling(stub.url, services=["s3"]) as aws:
+        pieces = await S3Blobs(aws, bucket="bucket", clock=SystemClock()).open("k")
+        assert pieces is not None
+        read = []
+        for _ in range(2 * RESUMPTIONS):
+            await closed(aws)
+            read += [await anext(pieces), await anext(pieces)]
+        read += [piece async for piece in pieces]
+        assert b"".join(read) == whole
+    assert len(stub.seen) > 1 + RESUMPTIONS
+
+
+async def test_a_call_without_a_turn_says_nothing_about_its_service(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "BODIES_OPEN", 1)
+    monkeypatch.setattr(calls, "AWAY_AFTER", 1)
+
+    async def give(seen: Seen) -> bytes:
+        return large(seen)
+
+    stub.answer = give
+    async with calling(
+        stub.url, services=["s3"], threads=1, read_timeout=0.15, connect_timeout=0.1
+    ) as aws:
+        body = (await aws.call(*READ))["Body"]
+        with pytest.raises(ConveyorError, match="all connections for get_object are in use"):
+            await aws.call(*READ)
+        assert aws.stats.away(SystemClock().monotonic()) == ()
+        body.close()
+        assert await size_of((await aws.call(*READ))["Body"]) == 1_000_000
+    assert len(stub.seen) == 2
+
+
 async def test_a_service_that_hangs_is_not_waited_for_longer_than_allowed(stub: Stub) -> None:
     stub.answer = Held()
     async with calling(
@@ -346,6 +431,41 @@ async def test_nothing_is_left_when_calls_are_closed(stub: Stub) -> None:
     del aws
     gc.collect()
     await eventually(lambda: not stub.open)
+
+
+async def test_closing_ends_a_call_and_its_further_tries(stub: Stub) -> None:
+    stub.answer = held = Held()
+    async with calling(stub.url, services=["dynamodb"], attempts=8) as aws:
+        call = asyncio.create_task(aws.call(*GET))
+        await arrival(held)
+        await aws.aclose()
+        held.release.set()
+        with pytest.raises(ConveyorError):
+            await call
+        assert own(aws).open_connections == 0
+    assert len(stub.seen) == 1
+    assert aws.stats.away(SystemClock().monotonic()) == ()
+
+
+async def test_closing_ends_a_call_that_waits_for_its_turn(stub: Stub) -> None:
+    stub.answer = held = Held()
+    async with calling(stub.url, services=["dynamodb"], threads=1) as aws:
+        held_up = [asyncio.create_task(aws.call(*GET)) for _ in range(2)]
+        await arrival(held)
+        await aws.aclose()
+        ends = await asyncio.gather(*held_up, return_exceptions=True)
+        assert [type(end) for end in ends] == [ConveyorError, ConveyorError]
+        assert own(aws).open_connections == 0
+    assert len(stub.seen) == 1
+
+
+@pytest.mark.parametrize("carrier", ["http", "boto"])
+async def test_a_call_after_the_end_is_refused(stub: Stub, carrier: str) -> None:
+    async with calling(stub.url, services=["dynamodb"], carrier=carrier) as aws:
+        await aws.aclose()
+        with pytest.raises(ConveyorError, match="closed"):
+            await aws.call(*GET)
+    assert not stub.seen
 
 
 # -- the table --

@@ -47,10 +47,13 @@ class Shelf(BlobWriter):
         self.bodies: dict[str, bytes] = {}
         self.puts: list[tuple[str, bytes]] = []
         self.trouble: Callable[[bytes], Exception | None] = lambda _body: None
+        self.hangs = False
 
     async def put(self, key: str, content: Content) -> int:
         assert isinstance(content, bytes)
         self.puts.append((checked_key(key), content))
+        if self.hangs:
+            await anyio.sleep_forever()
         error = self.trouble(content)
         if error is not None:
             raise error
@@ -242,6 +245,52 @@ async def test_a_stop_gives_a_store_that_is_away_a_last_chance() -> None:
         assert list(bench.found) == [key_of(1)]
         await bench.advance(2)
         assert len(bench.found) == 2
+
+
+@pytest.mark.parametrize("kept", [0.0, 5.0, PATIENCE - 2, PATIENCE + 5])
+async def test_a_stop_bounds_a_try_that_a_store_does_not_answer(kept: float) -> None:
+    """Whether it began before the stop or after it, and however long the body was kept."""
+    bench = Bench()
+    if kept:
+        bench.shelf.trouble = away
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.put(key_of(1), b"body"))
+        await bench.advance(min(kept, PATIENCE - 2))
+        bench.shelf.hangs = True
+        await bench.advance(kept - min(kept, PATIENCE - 2))
+        bench.packs.stop()
+        await bench.advance(5)
+        group.start_soon(bench.put(key_of(2), b"body"))
+        await bench.advance(LAST_PATIENCE - 5 - 0.1)
+        assert not bench.found
+        await bench.advance(0.2)
+        assert list(bench.found) == [key_of(1)]
+        await bench.advance(5)
+        assert len(bench.found) == 2
+    assert all(isinstance(error, ConveyorError) for error in bench.found.values())
+    assert not bench.packs.keeps_some
+    assert not bench.breaker.is_closed
+
+
+async def test_what_a_store_takes_late_after_a_stop_is_stored() -> None:
+    """A call that is under way ends, whoever has given it up."""
+    bench = Bench()
+    asked = bench.shelf.put
+
+    async def slow(key: str, content: Content) -> int:
+        with anyio.CancelScope(shield=True):
+            await bench.clock.sleep(LAST_PATIENCE + 5)
+            size = await asked(key, content)
+        return size
+
+    bench.shelf.put = slow  # type: ignore[method-assign]
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.put(key_of(1), b"body"))
+        await bench.advance(GATHERING)
+        bench.packs.stop()
+        await bench.advance(LAST_PATIENCE + 6)
+    assert bench.found == {key_of(1): key_of(1)}
+    assert bench.breaker.is_closed
 
 
 @pytest.mark.parametrize("refused", ["the pack", "a body"])

@@ -12,7 +12,7 @@ import pytest
 from anyio import BrokenResourceError, create_task_group, create_tcp_listener
 from anyio.abc import SocketAttribute, SocketStream
 
-from conveyor.client.api import ATTEMPTS, Api, Patience, base_url, connect
+from conveyor.client.api import ATTEMPTS, CONNECTIONS, Api, Patience, base_url, connect
 from conveyor.client.directory import Destination
 from conveyor.client.download import Downloads, download
 from conveyor.client.errors import (
@@ -322,18 +322,50 @@ async def test_where_the_store_has_no_body_or_is_out_of_reach_the_server_is_aske
     ]
 
 
-async def test_a_server_that_serves_bodies_itself_is_asked_for_its_store_once(
+async def test_a_body_without_a_link_is_fetched_once_and_others_from_the_store(
     tmp_path: Path,
 ) -> None:
+    """A packed body has no link to the store, and one that has expired has none either: the others
+    of the run may have one."""
+    count = 2 * CONNECTIONS
     async with asked(ok({})) as (api, server, _):
-        first = result_row(task_id="a", result_url=f"{server.origin}/blob?signature=a")
-        server.answers[:] = [ok({"results": [first]}), (200, {}, b"body")]
+        links = [f"/blob?signature={number}" for number in range(count)]
+        rows = [
+            result_row(task_id=f"{number}", result_url=f"{server.origin}{link}")
+            for number, link in enumerate(links)
+        ]
+        gone = problem(410, "result_expired")
+        server.routes = {links[0]: gone, f"{links[0]}&redirect=1": gone}
+        for number, link in list(enumerate(links))[1:]:
+            page: Answer = (200, {"Content-Type": "text/csv"}, b"body %d" % number)
+            if number % 2:
+                server.routes[f"{link}&redirect=1"] = page
+            else:
+                to_store: Answer = (307, {"Location": f"{server.origin}/store/{number}"}, b"")
+                server.routes |= {f"{link}&redirect=1": to_store, f"/store/{number}": page}
+        server.answers[:] = [ok({"results": rows})]
         done = await downloaded(api, tmp_path)
-    assert done.files == 1
-    assert [told.path for told in server.told[1:]] == [
-        "/blob?signature=a&redirect=1",
-        "/blob?signature=a",
-    ]
+    assert (done.files, done.problems) == (count - 1, ["0: the result link answered 410"])
+    for number in range(1, count):
+        assert (tmp_path / f"{number}.csv").read_bytes() == b"body %d" % number
+    assert sorted(told.path for told in server.told[1:]) == sorted(server.routes)
+
+
+async def test_a_store_that_is_out_of_reach_is_not_asked_for_each_body(tmp_path: Path) -> None:
+    count = 3 * CONNECTIONS
+    async with asked(ok({})) as (api, server, _):
+        rows = [
+            result_row(task_id=f"{number}", result_url=f"{server.origin}/blob?signature={number}")
+            for number in range(count)
+        ]
+        for number in range(count):
+            link = f"/blob?signature={number}"
+            server.routes[link] = (200, {}, b"body")
+            server.routes[f"{link}&redirect=1"] = (307, {"Location": "http://127.0.0.1:1/"}, b"")
+        server.answers[:] = [ok({"results": rows})]
+        done = await downloaded(api, tmp_path)
+    assert (done.files, done.problems) == (count, [])
+    assert sum("redirect" in told.path for told in server.told) <= CONNECTIONS
 
 
 async def test_a_body_that_does_not_come_is_told_and_the_others_do(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from conveyor.roles.logs import JsonFormatter
 from conveyor.roles.production import KEEP_ALIVE
 from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
+from tests.unit.dispatch_world import World, idle_worker
 from tests.unit.schedule_world import open_schedules
 
 TEMPLATE = Path(__file__).parents[2] / "scripts" / "deploy" / "template.yaml"
@@ -379,9 +380,10 @@ def test_a_worker_on_ecs_protects_its_task_where_a_call_may_outlast_the_grace(
 ) -> None:
     clock = FakeClock()
     gateway = WatchedGateway(FakeGateway(clock, retry_after_cap=1.0), clock)
+    worker = idle_worker(World(slots=1, duration=lambda _delivery: 0.0))
     settings = load(told, production=True, role="worker")
 
-    assert (_protection(gateway, settings, clock) is not None) is is_protected
+    assert (_protection(gateway, worker, settings, clock) is not None) is is_protected
 
 
 def test_events_can_leave_for_any_receiver(resources: dict[str, Any]) -> None:

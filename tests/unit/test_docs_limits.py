@@ -37,7 +37,7 @@ from conveyor.http.request import BODY_SPARE, MAX_LENGTH, SMALL_BODY
 from conveyor.intake import frames, lines
 from conveyor.intake.csv_file import MAX_RECORD
 from conveyor.ports import queues
-from conveyor.prod.aws.http import BODIES_OPEN
+from conveyor.prod.aws.http import BODIES_OPEN, BODY_KEPT
 from conveyor.prod.dynamodb.rerun import MOST_PINS
 from conveyor.prod.dynamodb.runs import MOST_RUNS
 from conveyor.prod.dynamodb.sweeping import PATIENCE
@@ -255,7 +255,10 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "file of key hashes": (LONGEST,),
     "tries of a call to AWS": (DEFAULTS.aws_attempts,),
     "calls at a time to a service of AWS": (DEFAULTS.aws_threads,),
-    "bodies read from S3 at a time by a process": (BODIES_OPEN,),
+    "bodies read from S3 at a time by a process; connection of one that nobody reads": (
+        BODIES_OPEN,
+        int(BODY_KEPT),
+    ),
     "receives at a time from SQS, those that wait": (
         DEFAULTS.aws_receive_threads,
         sqs_queues.LONG_POLLS,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.request import ClientGone, ConnectionGuard, read_body
+from conveyor.http.routes_files import BodyResponse
+from tests.patient import SECONDS
 
 
 @pytest.fixture
@@ -55,6 +59,62 @@ async def test_work_is_given_up_where_the_client_hangs_up() -> None:
     with pytest.raises(ClientGone):
         await ConnectionGuard(Request({"type": "http"}, receive))(work)
     assert ended == ["cancelled"]
+
+
+async def test_a_body_is_fetched_for_as_long_as_its_client_is_there() -> None:
+    gone = anyio.Event()
+    ended: list[int] = []
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def pieces() -> AsyncIterator[bytes]:
+        count = 0
+        try:
+            while True:
+                count += 1
+                yield b"piece"
+        finally:
+            ended.append(count)
+
+    async def send(message: Message) -> None:
+        # As our server takes what nobody will get.
+        await anyio.lowlevel.checkpoint()
+        if message.get("body"):
+            gone.set()
+
+    with anyio.fail_after(SECONDS):
+        await BodyResponse(pieces(), headers={})({"type": "http"}, receive, send)
+    assert len(ended) == 1
+
+
+@pytest.mark.parametrize("error", [None, ConveyorError(ErrorCode.UNAVAILABLE, "broke off")])
+async def test_a_body_ends_with_its_last_piece_or_its_error(error: Exception | None) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"piece"
+        if error is not None:
+            raise error
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    answering = BodyResponse(pieces(), headers={})({"type": "http"}, receive, send)
+    if error is None:
+        await answering
+    else:
+        with pytest.raises(ConveyorError, match="broke off"):
+            await answering
+    assert [message.get("more_body", False) for message in sent[1:]] == [True, False][
+        : len(sent) - 1
+    ]
+    assert len(sent) == (3 if error is None else 2)
 
 
 async def test_a_body_in_pieces_has_the_fingerprint_of_the_whole(tmp_path: Path) -> None:

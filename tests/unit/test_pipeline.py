@@ -481,6 +481,59 @@ async def test_no_more_answers_wait_than_there_are_slots(at_once: int) -> None:
     assert len(work.done) == 500
 
 
+@pytest.mark.guarantee("G5")
+@pytest.mark.parametrize("moment", [0.3, 0.45, 0.65, 0.9])
+@pytest.mark.parametrize(("at_once", "gathers"), [(1, False), (1, True), (AT_ONCE, False)])
+async def test_a_stop_settles_the_answers_that_keep_their_slots(
+    at_once: int, gathers: bool, moment: float
+) -> None:
+    """They are paid for. As nothing begins any more, they need not wait for room either."""
+    world, work = staged_world(0.2, at_once=at_once)
+    work.is_gathering, work.settling = gathers, 0.4
+    async with world.running():
+        await world.submit("a", 100)
+        await world.clock.advance(moment)
+        world.dispatcher.stop()
+        await world.clock.advance(0.2 + 2 * 0.4 + 0.05)
+        assert sum(work.settled) == len(work.done) == len(work.began_at)
+        assert not world.dispatcher.has_work
+        assert not world.dispatcher.unsettled
+    assert world.granted("a") == 0
+
+
+async def test_answers_in_hand_are_counted_until_they_are_settled() -> None:
+    """With those that keep their slots: a worker that has any is not to be replaced."""
+    world, work = staged_world(0.01, at_once=1)
+    work.is_gathering, work.settling = True, 5.0
+    async with world.running():
+        assert world.dispatcher.unsettled == 0
+        await world.submit("a", 100)
+        await world.clock.advance(2.0)
+        assert world.dispatcher.unsettled == 2 * SLOTS
+        work.settling = 0.0
+        await world.clock.advance(20.0)
+        assert world.dispatcher.unsettled == 0
+    assert len(work.done) == 100
+
+
+@pytest.mark.guarantee("G5")
+async def test_what_a_stopping_worker_has_in_hand_is_renewed_to_its_end() -> None:
+    """No slot is left, but others must not work it meanwhile."""
+    world, work = staged_world(0.01, at_once=1, workers=2)
+    work.is_gathering, work.settling = True, 200.0
+    async with world.running():
+        await world.submit("a", 2 * SLOTS)
+        await world.clock.advance(1.0)
+        in_hand = world.dispatcher.unsettled
+        assert in_hand > 0
+        world.dispatcher.stop()
+        await world.clock.advance(150.0)
+        assert world.dispatcher.unsettled == in_hand
+        await world.clock.advance(60.0)
+        assert world.dispatcher.unsettled == 0
+    assert len(work.done) == world.received() == 2 * SLOTS
+
+
 async def test_answers_are_settled_together() -> None:
     world, work = staged_world(0.01)
     work.settling = 0.01

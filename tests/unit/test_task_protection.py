@@ -13,7 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
+from conveyor.bootstrap.production import _protection
 from conveyor.domain.errors import ConveyorError
+from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.watch import WatchedGateway
 from conveyor.prod.ecs import (
     EXPIRES_MINUTES,
     LONGEST,
@@ -22,8 +25,11 @@ from conveyor.prod.ecs import (
     REST,
     TaskProtection,
 )
+from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
 from tests.patient import SECONDS
+from tests.unit.dispatch_world import idle_worker
+from tests.unit.test_pipeline import staged_world
 
 ON = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
 OFF = {"ProtectionEnabled": False}
@@ -100,6 +106,24 @@ async def test_a_task_is_protected_while_calls_are_in_flight(agent: Agent) -> No
     assert await world.looks(60.0) == [OFF]
     world.calls = 7
     assert await world.looks(LOOK_EVERY) == [ON]
+
+
+async def test_a_task_is_protected_while_answers_are_in_hand(agent: Agent) -> None:
+    """Their calls have ended and are paid for, and the store may be slow to take them."""
+    world, work = staged_world(0.01, at_once=1)
+    work.settling = 30.0
+    gateway = WatchedGateway(FakeGateway(world.clock, retry_after_cap=1.0), world.clock)
+    settings = load({"ECS_AGENT_URI": agent.url}, production=True, role="worker")
+    protection = _protection(gateway, idle_worker(world), settings, world.clock)
+    assert protection is not None
+    async with world.running():
+        await world.submit("a", 3)
+        await world.clock.advance(10.0)
+        await protection.look()
+        assert agent.asked == [ON]
+        await world.clock.advance(30.0)
+        await protection.look()
+        assert agent.asked == [ON, OFF]
 
 
 async def test_a_protection_is_renewed_before_it_expires(agent: Agent) -> None:

@@ -114,6 +114,18 @@ async def test_closing_ends_every_call_wherever_it_is(turns: int) -> None:
         assert opened.pool.taken == 0
 
 
+async def test_a_closed_client_does_not_open_again() -> None:
+    async with raw_server(answer_all) as server:
+        client = HttpClient(connections=1)
+        await (await get(client, server.url())).read()
+        await client.aclose()
+        for call in (get(client, server.url()), client.reach(server.url())):
+            with pytest.raises(TransportError):
+                await call
+        assert client.open_connections == 0
+        assert len(server.requests) == 1
+
+
 async def test_closing_gives_up_look_ups_and_their_callers_alone_are_told() -> None:
     asked = asyncio.Event()
 

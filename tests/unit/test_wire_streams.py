@@ -89,3 +89,26 @@ def test_an_authority_that_stands_alone_is_the_only_one(tmp_path: Path) -> None:
     assert len(client_context(authority, alone=True).get_ca_certs()) == 1
     beside = client_context(authority).cert_store_stats()["x509_ca"]
     assert beside == client_context(None).cert_store_stats()["x509_ca"] + 1
+
+
+async def test_who_has_a_whole_body_sets_no_time_for_the_next_exchange() -> None:
+    asked = asyncio.Event()
+
+    async def serve(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(b"whole"))
+        await peer.request()
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with raw_server(serve) as server, aclosing(HttpClient(connections=1)) as client:
+        first = await client.send("GET", server.url(), headers={}, body=None, timeout=SECONDS)
+        assert await anext(first) == b"whole"
+        next_one = asyncio.create_task(
+            client.send("GET", server.url(), headers={}, body=None, timeout=SOON)
+        )
+        await asked.wait()
+        first.allow(inf)
+        with pytest.raises(TransportError) as caught:
+            await asyncio.wait_for(next_one, 20 * SOON)
+        assert caught.value.trouble is TransportTrouble.TIMEOUT

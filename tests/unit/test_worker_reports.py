@@ -38,10 +38,9 @@ from conveyor.engine.worker import Beside, Worker
 from conveyor.ports.gateway import Absence, ScrapeFailed, Shared
 from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import Delivery
-from conveyor.ports.records import DispatchChange
 from conveyor.ports.workers import MOST_BYTES, MOST_LANES
 from conveyor.testing.clock import FakeClock
-from tests.unit.dispatch_world import World
+from tests.unit.dispatch_world import NoRuns, World
 
 R = RunWaitReason
 HEARTBEAT = 10.0
@@ -375,19 +374,6 @@ async def test_a_worker_that_ends_in_order_takes_its_word_back() -> None:
         worker.stop()
         await world.clock.advance(5.0)
     assert await workers.all() == []
-
-
-class NoRuns:
-    """A store without a run to work."""
-
-    async def dispatchable_runs(self) -> list[DispatchableRun]:
-        return []
-
-    async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
-        return []
-
-    async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
-        return None
 
 
 async def test_what_is_told_again_is_told_in_the_same_words() -> None:

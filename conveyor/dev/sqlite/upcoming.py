@@ -91,8 +91,8 @@ class KeptDays(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """What a read found, and up to when it holds: until something is written, or an instant that
-    it names has been waited for."""
+    """The result of a read. It holds until something is written, or an instant that it names has
+    been waited for."""
 
     groups: int
     until: int

@@ -34,7 +34,7 @@ class WorkerLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to know of a run. Instants are in milliseconds since the epoch.
+    """The state of a run, for an administrator. Instants are in milliseconds since the epoch.
 
     `permits` of `cap` are in use. `ceiling` is the least that a worker has left after refusals for
     load, None where no worker serves the run. About `queue_depth` messages wait. `counted_at` is

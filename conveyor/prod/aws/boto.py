@@ -26,7 +26,12 @@ from urllib3.exceptions import HTTPError
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.aws.answers import AnswerParsers, ForeignAnswer
 from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters, ShortLived
-from conveyor.prod.aws.carriers import Unanswered, describe_silence, read_refusal
+from conveyor.prod.aws.carriers import (
+    NOT_RENEWED,
+    Unanswered,
+    describe_silence,
+    read_client_error,
+)
 
 _LENGTHS = frozenset({"content-length", "transfer-encoding"})
 _UNANSWERED = (BotoCoreError, ForeignAnswer, HTTPError)
@@ -56,9 +61,7 @@ class BotoCarrier:
             answer: Answer = await anyio.to_thread.run_sync(call, limiter=limiter)
             _check_whole(service, answer)
         except ClientError as error:
-            response: Any = error.response
-            status: int = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            raise read_refusal(response, status, (service, operation)) from None
+            raise read_client_error(error, (service, operation)) from None
         except _UNANSWERED as error:
             raise Unanswered(type(error).__name__) from None
         if "Body" in answer:
@@ -72,8 +75,10 @@ class BotoCarrier:
             link: str = self.clients["s3"].generate_presigned_url(
                 operation, Params=dict(parameters), ExpiresIn=seconds
             )
-        except BotoCoreError as error:
-            text = describe_silence("s3", operation, type(error).__name__)
+        except (BotoCoreError, ClientError) as error:
+            is_refused = isinstance(error, ClientError)  # the renewal was: a link asks nobody
+            reason = NOT_RENEWED if is_refused else type(error).__name__
+            text = describe_silence("s3", operation, reason)
             raise ConveyorError(ErrorCode.UNAVAILABLE, text, retry_after=5) from None
         return link
 

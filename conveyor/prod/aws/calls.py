@@ -234,13 +234,22 @@ class ShortLived(Exception):
         super().__init__(f"the credentials expire within {seconds} s")
 
 
+class BodyGivenBack(ConveyorError):
+    """A streamed body was not asked for in a while, and so gave its connection back."""
+
+    def __init__(self) -> None:
+        text = "s3 get_object: nobody asked for the body in a while"
+        super().__init__(ErrorCode.UNAVAILABLE, text, retry_after=REFUSED_FOR)
+
+
 class AnswerBody(Protocol):
     """The streamed body of an answer, under `Body`."""
 
     async def read(self, most: int) -> bytes:
         """Return the next bytes, at most `most`; b"" at the end.
 
-        Raises ConveyorError(unavailable) if the connection breaks before the end.
+        Raises ConveyorError(unavailable) if the connection breaks before the end; BodyGivenBack if
+        this process gave it back.
         """
         ...
 

@@ -9,18 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from botocore.exceptions import ClientError
+
 from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 
+NOT_RENEWED = "CredentialRetrievalError"
+"""The reason if keys have ended, and there are no others."""
+NO_TURN = "NoTurn"
+"""The reason if all connections of a kind of call stayed in use."""
 NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
 """Reasons after which no further try is made: credentials are looked for only once."""
 
 
 class Unanswered(Exception):
-    """A try got no answer of the service. `reason` is the name of the error, as botocore has it."""
+    """A try got no answer of the service. `reason` is the name of the error, as botocore has it.
 
-    def __init__(self, reason: str) -> None:
+    `is_silence` is False if the service was not asked: this process had no turn for the call.
+    """
+
+    def __init__(self, reason: str, *, is_silence: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_silence = is_silence
 
 
 class Carrier(Protocol):
@@ -59,6 +69,14 @@ def read_refusal(response: Mapping[str, Any], status: int, asked: tuple[str, str
     )
 
 
+def read_client_error(error: ClientError, asked: tuple[str, str]) -> AwsRefused:
+    """Build a refusal from the error by which boto3 tells it: of the call, or of a renewal of the
+    credentials for it."""
+    response: Any = error.response
+    status: int = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return read_refusal(response, status, asked)
+
+
 def describe_silence(service: str, operation: str, reason: str) -> str:
     """Say why there is no answer after the last try."""
     if reason in NO_CREDENTIALS:
@@ -66,6 +84,8 @@ def describe_silence(service: str, operation: str, reason: str) -> str:
             "no AWS credentials found: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, nor a"
             " profile, nor a role of this machine"
         )
-    if reason == "CredentialRetrievalError":
+    if reason == NO_TURN:
+        return f"all connections for {operation} are in use, so {service} was not called"
+    if reason == NOT_RENEWED:
         return f"the AWS credentials could not be renewed, so {service} was not called"
     return f"{service} does not answer {operation}: {reason}"

@@ -76,12 +76,14 @@ class AwsClient:
         self.carrier = carrier
         self._options = options
         self._clock = clock
+        self._is_closed = False
 
     async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
         if service == "dynamodb" and operation in _COUNTS_CAPACITY:
             parameters = {"ReturnConsumedCapacity": "TOTAL", **parameters}
         patience_ends = self._clock.monotonic() + PATIENCE
         for attempt in range(1, self._options.attempts + 1):
+            self._check_open()
             began = self._clock.monotonic()
             try:
                 answer = await self.carrier.once(service, operation, parameters)
@@ -89,7 +91,8 @@ class AwsClient:
                 self._note_refusal(refused)
                 reason = refused.word
             except Unanswered as error:
-                self.stats.unanswered(service, self._clock.monotonic())
+                if error.is_silence and not self._is_closed:
+                    self.stats.unanswered(service, self._clock.monotonic())
                 reason = error.reason
             else:
                 self.stats.answered(service)
@@ -100,7 +103,7 @@ class AwsClient:
                 self.stats.took.observe(self._clock.monotonic() - began, service, operation)
             self.stats.calls[service, operation, "failed"] += 1
             is_last = attempt == self._options.attempts or reason in NO_CREDENTIALS
-            if is_last or self._clock.monotonic() >= patience_ends:
+            if is_last or self._is_closed or self._clock.monotonic() >= patience_ends:
                 break
             self.stats.retries[service, operation] += 1
             await self._clock.sleep(self._pause(attempt))
@@ -111,8 +114,13 @@ class AwsClient:
         return self.carrier.presign(operation, parameters, seconds=seconds)
 
     async def aclose(self) -> None:
-        """Close all connections. No call may follow."""
+        """Close all connections, and make no further try of any call. No call may follow."""
+        self._is_closed = True
         await self.carrier.aclose()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the calls to AWS are closed")
 
     def _note_refusal(self, refused: AwsRefused) -> None:
         """Count a refusal; raise it unless the same call may succeed a moment later."""

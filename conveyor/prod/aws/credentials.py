@@ -6,9 +6,9 @@ import asyncio
 
 import anyio.to_thread
 from botocore.credentials import Credentials, ReadOnlyCredentials, RefreshableCredentials
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError
 
-from conveyor.prod.aws.carriers import Unanswered
+from conveyor.prod.aws.carriers import NOT_RENEWED, Unanswered
 
 AHEAD = 960
 """Seconds before their end from which credentials are asked for in a thread: botocore renews them
@@ -30,7 +30,10 @@ class KeyHolder:
         self._renewal: asyncio.Task[ReadOnlyCredentials] | None = None
 
     async def current(self) -> ReadOnlyCredentials:
-        """Return the keys. Raises Unanswered if there are none, or if they cannot be renewed."""
+        """Return the keys: those that there are until their end, if they cannot be renewed.
+
+        Raises Unanswered if there are none; ClientError if a service refuses to renew them.
+        """
         loop = asyncio.get_running_loop()
         keys = self._keys
         if keys is not None and loop.time() < self._look_at:
@@ -38,8 +41,7 @@ class KeyHolder:
         credentials = self._credentials
         if credentials is None:
             raise Unanswered("NoCredentialsError")
-        ends = isinstance(credentials, RefreshableCredentials)
-        if ends and credentials.refresh_needed(AHEAD):
+        if isinstance(credentials, RefreshableCredentials) and credentials.refresh_needed(AHEAD):
             keys = await self._renewed(credentials)
         else:
             keys = credentials.get_frozen_credentials()
@@ -52,7 +54,7 @@ class KeyHolder:
         if self._renewal is not None:
             await asyncio.wait([self._renewal])
 
-    async def _renewed(self, credentials: Credentials) -> ReadOnlyCredentials:
+    async def _renewed(self, credentials: RefreshableCredentials) -> ReadOnlyCredentials:
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.create_task(_renew(credentials))
             self._renewal.add_done_callback(_note)
@@ -66,8 +68,16 @@ def _note(renewal: asyncio.Task[ReadOnlyCredentials]) -> None:
         renewal.exception()
 
 
-async def _renew(credentials: Credentials) -> ReadOnlyCredentials:
+async def _renew(credentials: RefreshableCredentials) -> ReadOnlyCredentials:
     try:
         return await anyio.to_thread.run_sync(credentials.get_frozen_credentials)
-    except BotoCoreError as error:
-        raise Unanswered(type(error).__name__) from None
+    except Exception as error:
+        # botocore has logged it, and would not sign with keys in their last ten minutes.
+        last: ReadOnlyCredentials | None = credentials._frozen_credentials
+        if last is not None and not credentials.refresh_needed(0):
+            return last
+        if isinstance(error, ClientError):
+            raise
+        # The text of any other may quote what a program of credentials said.
+        is_known = isinstance(error, BotoCoreError)
+        raise Unanswered(type(error).__name__ if is_known else NOT_RENEWED) from None

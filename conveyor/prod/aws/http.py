@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from math import inf
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import ForeignAnswer
 from conveyor.prod.aws.boto import BotoCarrier
-from conveyor.prod.aws.calls import Answer, AwsOptions, Parameters
-from conveyor.prod.aws.carriers import Unanswered
+from conveyor.prod.aws.calls import Answer, AwsOptions, BodyGivenBack, Parameters
+from conveyor.prod.aws.carriers import NO_TURN, Unanswered, read_client_error
 from conveyor.prod.aws.credentials import KeyHolder
 from conveyor.prod.aws.places import CallPlace, CallPlaces, Unplaced
-from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall
+from conveyor.prod.aws.requests import OWN_CALLS, HttpRequest, Moved, OwnCall, read_answer
 from conveyor.prod.aws.signer import SignedPart
 from conveyor.wire import client as wire
 from conveyor.wire.client import HttpClient
@@ -29,6 +29,9 @@ from conveyor.wire.options import ClientOptions, Proxy
 
 BODIES_OPEN = 256
 """Most bodies that are read at a time: each holds a connection until it is read to its end."""
+BODY_KEPT = 30.0
+"""Seconds without a reader after which a body gives its connection back: others wait for one, and
+who reads on asks S3 for the rest."""
 LARGE = 256 * 1024
 """Bytes of a body from which it is hashed in a thread, and for which a call gets a second more."""
 _WORDS = {
@@ -75,6 +78,7 @@ class HttpCarrier:
         self._finding = anyio.Lock()
         self._known: dict[tuple[str, str], CallPlace | None] = {}
         self._lanes: dict[tuple[str, Proxy | None], CallLane] = {}
+        self._is_closed = False
 
     @property
     def open_connections(self) -> int:
@@ -105,6 +109,7 @@ class HttpCarrier:
         return self.boto.presign(operation, parameters, seconds=seconds)
 
     async def aclose(self) -> None:
+        self._is_closed = True
         for lane in self._lanes.values():
             await lane.client.aclose()
         await self._keys.aclose()
@@ -145,7 +150,10 @@ class HttpCarrier:
         self, lane: CallLane, place: CallPlace, call: OwnCall, parameters: Parameters
     ) -> Answer:
         """Send a call and read its answer. Raises AwsRefused, Unanswered, Moved."""
-        keys = await self._keys.current()
+        try:
+            keys = await self._keys.current()
+        except ClientError as error:
+            raise read_client_error(error, call.asked) from None
         size = call.size(parameters)
         request: HttpRequest
         if size > LARGE:
@@ -158,6 +166,9 @@ class HttpCarrier:
             {**request.headers, "host": place.host},
             request.digest,
         )
+        if self._is_closed:
+            # It waited for a turn, keys or a thread, and would open its client anew.
+            raise Unanswered("ConnectionClosedError", is_silence=False)
         headers = place.signer.sign(part, keys, self._clock.now())
         headers["user-agent"] = "conveyor"
         options = self._options
@@ -172,6 +183,8 @@ class HttpCarrier:
             )
             return await self._read(call, answer)
         except TransportError as error:
+            if error.is_queued:
+                raise Unanswered(NO_TURN, is_silence=False) from None
             raise Unanswered(_word(error)) from None
         except ForeignAnswer:
             raise Unanswered("ForeignAnswer") from None
@@ -181,35 +194,40 @@ class HttpCarrier:
         read: Answer
         if call.streams and answer.status < 300:
             try:
-                read = call.read(answer.status, headers, b"")
+                read = read_answer(call, answer.status, headers, b"")
             except BaseException:
                 answer.release()
                 raise
             read["Body"] = HttpBody(answer, self._options.read_timeout)
         else:
             body = await answer.read()
-            read = call.read(answer.status, headers, body)
+            read = read_answer(call, answer.status, headers, body)
         read["ResponseMetadata"] = {"HTTPStatusCode": answer.status, "HTTPHeaders": headers}
         return read
 
 
 class HttpBody:
-    """A streamed body. What is asked for may take `patience` seconds to come; nobody needs to
-    ask."""
+    """A streamed body. What is asked for may take `patience` seconds to come. If nobody asks for
+    BODY_KEPT seconds, its connection is dropped."""
 
     def __init__(self, answer: wire.Answer, patience: float) -> None:
         self._answer = answer
         self._patience = patience
         self._held = b""
-        answer.allow(inf)
+        answer.allow(BODY_KEPT)
 
     async def read(self, most: int) -> bytes:
         pieces, size = [self._held], len(self._held)
+        was_broken = self._answer.is_broken
         while size < most:
             self._answer.allow(self._patience)
             try:
                 piece = await anext(self._answer, b"")
             except TransportError as error:
+                if was_broken and error.trouble is TransportTrouble.TIMEOUT:
+                    if size:
+                        break
+                    raise BodyGivenBack from None
                 raise ConveyorError(
                     ErrorCode.UNAVAILABLE,
                     f"s3 get_object broke off: {_word(error)}",
@@ -219,7 +237,7 @@ class HttpBody:
                 break
             pieces.append(piece)
             size += len(piece)
-        self._answer.allow(inf)
+        self._answer.allow(BODY_KEPT)
         found = b"".join(pieces)
         self._held = found[most:]
         return found[:most]

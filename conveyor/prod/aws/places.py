@@ -57,7 +57,7 @@ class Unplaced(Exception):
 
 
 class _Asked(Exception):
-    """Where boto3 would have sent a call."""
+    """The place to which boto3 would have sent a call."""
 
     def __init__(self, url: str, signing: tuple[str, str, str]) -> None:
         super().__init__(url)

@@ -6,7 +6,6 @@ parameters that are not known here goes through boto3.
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class JsonCall:
     def __init__(self, service: str, operation: str, *, is_void: bool = False) -> None:
         prefix = "DynamoDB_20120810" if service == "dynamodb" else "AmazonSQS"
         name = "".join(word.capitalize() for word in operation.split("_"))
-        self._asked = (service, operation)
+        self.asked = (service, operation)
         self._headers = {"content-type": _JSON, "x-amz-target": f"{prefix}.{name}"}
         if service == "sqs":
             self._headers["x-amzn-query-mode"] = "true"
@@ -109,22 +108,19 @@ class JsonCall:
         return HttpRequest("POST", "", self._headers, body, body_digest(body))
 
     def read(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Read an answer. Raises AwsRefused; ForeignAnswer if it is none of the service."""
-        try:
-            if status >= SERVER_ERROR:
-                raise self._refusal(status, headers, _document(body))
-            check_document(status, headers, body)
-            if status != HTTPStatus.OK:
-                raise self._refusal(status, headers, _refusals.decode(body))
-            answer: Answer = {}
-            if body or not self._is_void:
-                answer = self._decoder.decode(body)
-                if None in answer.values():
-                    answer = {name: value for name, value in answer.items() if value is not None}
-                if b'"B":' in body or b'"BS":' in body or b'"BinaryValue":' in body:
-                    _decode_binary(answer)
-        except (msgspec.DecodeError, binascii.Error) as error:
-            raise ForeignAnswer(f"the response cannot be parsed: {error!r}") from None
+        """Read an answer. Raises AwsRefused; any error if it is none of the service."""
+        if status >= SERVER_ERROR:
+            raise self._refusal(status, headers, _document(body))
+        check_document(status, headers, body)
+        if status != HTTPStatus.OK:
+            raise self._refusal(status, headers, _refusals.decode(body))
+        answer: Answer = {}
+        if body or not self._is_void:
+            answer = self._decoder.decode(body)
+            if None in answer.values():
+                answer = {name: value for name, value in answer.items() if value is not None}
+            if b'"B":' in body or b'"BS":' in body or b'"BinaryValue":' in body:
+                _decode_binary(answer)
         return answer
 
     def _refusal(
@@ -137,7 +133,7 @@ class JsonCall:
         message = said.get("message", said.get("Message", ""))
         response = {**said, "Error": {"Code": word, "Message": message}}
         _decode_binary(response)
-        return read_refusal(response, status, self._asked)
+        return read_refusal(response, status, self.asked)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -181,7 +177,7 @@ class ObjectCall:
         streams: bool = False,
     ) -> None:
         self.streams = streams
-        self._asked = ("s3", operation)
+        self.asked = ("s3", operation)
         self._method = method
         self._fields = fields
         self._known = {"Bucket", "Key", "Body", *fields}
@@ -215,8 +211,8 @@ class ObjectCall:
         return HttpRequest(self._method, path, headers, body, digest or _EMPTY)
 
     def read(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Read an answer, whose body is empty if it is streamed. Raises AwsRefused; ForeignAnswer
-        if it is none of the service; Moved."""
+        """Read an answer, whose body is empty if it is streamed. Raises AwsRefused; Moved; any
+        error if it is none of the service."""
         if status >= 300:
             raise self._refusal(status, headers, body)
         check_request_id(headers)
@@ -234,10 +230,10 @@ class ObjectCall:
         if status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT):
             check_request_id(headers)
             raise Moved
-        name = "".join(word.capitalize() for word in self._asked[1].split("_"))
+        name = "".join(word.capitalize() for word in self.asked[1].split("_"))
         context = {"operation_name": name}
         response = {"status_code": status, "headers": headers, "body": body, "context": context}
-        refused = read_refusal(_refusal_parser.parse(response, None), status, self._asked)
+        refused = read_refusal(_refusal_parser.parse(response, None), status, self.asked)
         if refused.word == "AuthorizationHeaderMalformed":
             raise Moved
         return refused
@@ -254,6 +250,20 @@ _OBJECT_FIELDS = {
 _refusal_parser = AnswerParsers().create_parser("rest-xml")
 
 OwnCall = JsonCall | ObjectCall
+
+
+def read_answer(call: OwnCall, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
+    """Read the answer to a call. Raises AwsRefused; Moved; ForeignAnswer if it is none of the
+    service."""
+    try:
+        return call.read(status, headers, body)
+    except (AwsRefused, ForeignAnswer, Moved):
+        raise
+    except Exception as error:
+        # Whatever broke first, of any type: text that is none, nesting without end, a list.
+        raise ForeignAnswer(f"the response cannot be parsed: {type(error).__name__}") from None
+
+
 _OF_DYNAMODB = (
     "get_item",
     "put_item",

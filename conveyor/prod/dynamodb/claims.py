@@ -97,13 +97,14 @@ class Claims:
     async def claim(self, call: ClaimCall) -> Claim:
         """Claim a task; see `Tasks.claim_task`."""
         item = await self._claim_pending(call)
+        epoch: int | None = None
         for _ in range(TRIES):
             if item is None:
                 return NotClaimable()
             seen = read_claim(item)
             own = seen.moved_by == call.token
             if seen.status in TERMINAL_TASK_STATES:
-                return await self._count_failure(call) if own else NotClaimable()
+                return await self._count_failure(call, epoch) if own else NotClaimable()
             if own:
                 return await self._confirm(call, item)
             row = await self._live_run(call.place)
@@ -122,6 +123,8 @@ class Claims:
             if change.event is None:
                 item = await self._claim_pending(call)
             else:
+                # Before the row moves, so that a recount between the two is noticed.
+                epoch = self._counters.epoch(call.place)
                 item = await self._take_over(call, row, seen, change)
         raise contention_error()
 
@@ -223,10 +226,9 @@ class Claims:
             raise
         return found
 
-    async def _count_failure(self, call: ClaimCall) -> NotClaimable:
-        """Count the task that this call has failed."""
+    async def _count_failure(self, call: ClaimCall, epoch: int | None) -> NotClaimable:
+        """Count the task that this call has failed, in the epoch known before."""
         delta = interrupted_delta(call.now)
-        epoch = self._counters.epoch(call.place)
         assert epoch is not None  # the run was seen before the task was ended
         settled = await self._counters.add(call.place, call.task_id, delta, epoch=epoch)
         return NotClaimable(settled.run_status)

@@ -38,6 +38,8 @@ from conveyor.prod.dynamodb.schema import PARTITION_KEY, ROW_SHAPE, SORT_KEY, Ke
 WIDE_RUN = 500
 """Calls in flight beyond which the items of a run are spread over several partitions."""
 WIDE_PARTS = 8
+OTHER_BYTES = 150
+"""Bytes of an item beside its values, about."""
 
 
 class GroupCount(NamedTuple):
@@ -203,13 +205,14 @@ def _sum_groups(base: CountedValues, others: Sequence[CountedValues]) -> dict[st
 
 class ProcessItem(NamedTuple):
     """The item of a process as read. `folded`: the number of the move that took its values into the
-    base; 0 before. `closed`: it takes no more values."""
+    base; 0 before. `closed`: it takes no more values. `size`: its bytes, about."""
 
     key: Key
     number: int
     values: CountedValues
     closed: bool
     folded: int
+    size: int
 
 
 def parts_of(max_inflight: int) -> int:
@@ -240,6 +243,7 @@ def read_process_item(item: Item) -> ProcessItem:
         decode_values(item["counts"]),
         "closed" in item,
         item.get("folded", 0),
+        OTHER_BYTES + len(item["counts"]),
     )
 
 

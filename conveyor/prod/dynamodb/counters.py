@@ -77,7 +77,6 @@ LOOK_APART = 10
 """Flush intervals between two looks at a run, at least."""
 LOOK_UNITS = 1_500
 """Units a second that the looks of all processes together take of one partition."""
-ITEM_BYTES = 300
 READ_UNIT = 4_096
 WRITE_UNIT = 1_024
 REFRESH_FIRST, REFRESH_LAST = 1.0, 30.0
@@ -136,14 +135,16 @@ class _OwnItem:
 
 @dataclass(slots=True, eq=False)
 class _Looks:
-    """When this process looks at a run, in seconds of its clock.
+    """The times of the looks of this process at a run, in seconds of its clock.
 
-    `row` is the run at the last look, and `ended` the number of tasks that this process has ended
-    since. `is_due`: it may have been the last one, and has not looked since.
+    `row` is the run at the last look, `ended` the number of tasks that this process has ended
+    since, and `has_flushed` tells whether it has counted anything since. `is_due`: it may have been
+    the last one, and has not looked since.
     """
 
     row: RunRow | None = None
     ended: int = 0
+    has_flushed: bool = False
     is_due: bool = False
     next_at: float = float("-inf")
     refresh_at: float = float("-inf")
@@ -155,8 +156,8 @@ class _RunCounters:
     """The state of a run's counters in this process.
 
     `row` is the latest one seen, `pending` waits for a flush, `sent` was in one that is not
-    answered, `written` is in the item and waits for its answer, `dropped` for a recount. `claims`
-    has when the claims of this process lapse, by task.
+    answered, `written` is in the item and waits for its answer or a look, `dropped` for a recount.
+    `claims` has when the claims of this process lapse, by task.
     """
 
     place: RunPlace
@@ -187,9 +188,14 @@ class _RunCounters:
         return max(1, 0 if self.looks.row is None else self.looks.row.processes)
 
     @property
+    def has_to_flush(self) -> bool:
+        """True if settlements wait for a flush, or for the end of one."""
+        return bool(self.pending or self.sent or self.written)
+
+    @property
     def is_busy(self) -> bool:
         """True if something is left to do at once or later."""
-        return bool(self.pending or self.sent or self.recount_due or self.looks.is_due)
+        return bool(self.has_to_flush or self.recount_due or self.looks.is_due)
 
 
 class Counters:
@@ -247,7 +253,7 @@ class Counters:
         if run is None:
             return
         run.claims.pop(task_id, None)
-        if not counts and run.looks.ended and not self._works(run):
+        if not counts and run.looks.has_flushed and not self._works(run):
             self._call_for_look(run)
             self._start(run)
 
@@ -330,8 +336,9 @@ class Counters:
     def _rest(self, run: _RunCounters) -> float:
         """Return the seconds until there is something to do."""
         now = self._clock.monotonic()
-        waits = [run.retry_at - now] if run.pending or run.sent or run.recount_due else []
-        if run.looks.is_due:
+        waits = [run.retry_at - now] if run.has_to_flush or run.recount_due else []
+        # A look comes after the flush, so it does not hasten that.
+        if run.looks.is_due and not run.has_to_flush:
             waits.append(run.looks.next_at - now)
         return max(0.0, min(waits, default=0.0))
 
@@ -339,7 +346,7 @@ class Counters:
         """Do the work that is due; on failure answer the waiters, postpone the rest and return
         False."""
         try:
-            if run.pending or run.sent:
+            if run.has_to_flush:
                 await self._flush(run)
             if run.dropped or (run.recount_due and self._is_time(run.retry_at)):
                 await self._recount(run)
@@ -372,6 +379,7 @@ class Counters:
         ended = sum(one.delta.ends_task for one in run.written)
         looks, now = run.looks, self._clock.monotonic()
         looks.ended += ended
+        looks.has_flushed = True
         if not self._works(run):
             self._call_for_look(run)
         refreshes = self._interval > 0 and now >= looks.refresh_at
@@ -604,19 +612,25 @@ class Counters:
         """Note the run as it was read with its sum, and put off the next look."""
         self.observe(row)
         looks, now = run.looks, self._clock.monotonic()
-        looks.row, looks.ended, looks.is_due = row, 0, False
+        looks.row, looks.ended, looks.has_flushed, looks.is_due = row, 0, False, False
         looks.next_at = now + self._look_apart(run)
-        looks.refresh_at = now + looks.refresh_pause * (0.5 + self._clock.random())
+        pause = max(looks.refresh_pause, self._look_share(run))
+        looks.refresh_at = now + pause * (0.5 + self._clock.random())
         most = max(REFRESH_LAST, self._look_apart(run) * LOOK_APART)
         looks.refresh_pause = min(2 * looks.refresh_pause, most)
 
     def _look_apart(self, run: _RunCounters) -> float:
-        """Return the seconds between two looks at a run: the looks of all processes, each of which
-        reads the items of all, are to fit into each partition."""
-        if run.row is None:
+        """Return the seconds between two looks at a run."""
+        return max(LOOK_APART * self._interval, self._look_share(run))
+
+    def _look_share(self, run: _RunCounters) -> float:
+        """Return the seconds between two looks with which those of all processes, each of which
+        reads the items of all, fit into each partition."""
+        row = run.looks.row
+        if row is None:
             return 0.0
-        units = ceil(run.processes * ITEM_BYTES / (run.row.parts * READ_UNIT))
-        return max(LOOK_APART * self._interval, run.processes * units / LOOK_UNITS)
+        units = ceil(row.item_bytes / (row.parts * READ_UNIT))
+        return run.processes * units / LOOK_UNITS
 
     def _call_for_look(self, run: _RunCounters) -> None:
         """Have this process look at a run: at once as a rule. Many processes that run out of tasks
@@ -703,7 +717,10 @@ def _resolve_in_order(
 
 
 def _fail_waiters(run: _RunCounters, error: Exception) -> None:
-    """Fail the waiters. What was sent is sent again, because it may not have been written."""
+    """Fail the waiters. What was sent is sent again, because it may not have been written; what is
+    written is applied, and only waits for a look."""
+    status = None if run.row is None else run.row.run.status
+    _resolve(run.written, Settled(applied=True, run_status=status))
     if not isinstance(error, ConveyorError):
         _log.error("counters cannot be written", exc_info=error)
         error = ConveyorError(ErrorCode.UNAVAILABLE, "counters cannot be written", retry_after=5)

@@ -125,13 +125,15 @@ async def recount_at(records: DynamoRunRows, place: RunPlace, *, now: int) -> Re
 
 class _Recount:
     """One recount, under its token. `is_open`: some recount has closed items, and not opened the
-    next epoch yet."""
+    next epoch yet. `has_closed`: this one has closed all of them since its token came on the row.
+    """
 
     def __init__(self, records: DynamoRunRows, place: RunPlace, token: str) -> None:
         self._records = records
         self._place = place
         self._token = token
         self._is_open = False
+        self._has_closed = False
 
     async def run(self, now: int) -> RecountResult:
         """Count until the rows agree with the counters, or the counters are set."""
@@ -146,7 +148,7 @@ class _Recount:
             if tally is None:
                 return RecountResult(row, done=False)
             try:
-                if row.recounting == self._token:
+                if self._has_all(row):
                     row = await _write(records, row, tally, now=now)
                     self._is_open = False
                 elif row.recounting or not _counters_match(tally, row):
@@ -165,8 +167,8 @@ class _Recount:
                 return
             row = await self._records.summed_anew(bare)
             try:
-                # Another recount may have been cut off before it had closed all items.
-                if row.recounting != self._token:
+                # This recount, or another one, may have been cut off before all items were closed.
+                if not self._has_all(row):
                     await self._close(row)
                     continue
                 change = _new_base(row, counters(row.run.stats, row.groups), carried=True)
@@ -181,8 +183,9 @@ class _Recount:
         was cut off. Raises RunVersionConflict."""
         # The run itself has not changed, so it keeps its time.
         begun = Change(sets={RECOUNTING: self._token})
+        # The write may arrive although its answer is lost.
+        self._is_open, self._has_closed = True, False
         row = await self._records.change(row, begun, now=row.run.updated_at)
-        self._is_open = True
         table = self._records.table
 
         async def close(item: ProcessItem) -> None:
@@ -190,6 +193,11 @@ class _Recount:
 
         items = await process_items(table, row.run.run_id, row.parts, row.counter_epoch)
         await for_each(close, [item for item in items if not item.closed])
+        self._has_closed = True
+
+    def _has_all(self, row: RunRow) -> bool:
+        """Tell whether all items of a run's epoch are closed under this token."""
+        return row.recounting == self._token and self._has_closed
 
 
 async def _write(records: DynamoRunRows, row: RunRow, tally: _Tally, *, now: int) -> RunRow:
@@ -469,7 +477,8 @@ async def fold_items(records: DynamoRunRows, row: RunRow, *, now: int) -> int:
         some = old[start : start + MOST_FOLDED]
         if start:
             again = await records.read_bare(row.place)
-            if again is None:
+            # An ended run carries the sum of its items on its row: they would count twice.
+            if again is None or not again.live or again.counter_epoch != row.counter_epoch:
                 break
             row = again
         if not await _fold(records, row, some):

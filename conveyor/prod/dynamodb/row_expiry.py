@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -26,7 +27,7 @@ from conveyor.prod.dynamodb.client import (
     row_time_to_live,
 )
 from conveyor.prod.dynamodb.run_reads import MOST_REMEMBERED, RunReads
-from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunRow
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunRow, StampPosition
 from conveyor.prod.dynamodb.schema import Key
 from conveyor.prod.dynamodb.task_rows import last_scanned_index, query_after
 
@@ -35,8 +36,8 @@ STAMPED_AFTER = 30 * _DAY
 """Milliseconds after which the rows of a run that has not ended are stamped anew: two days before
 the first of them could go too early."""
 ROUNDED_BY = _DAY
-"""Milliseconds by which rows may differ in the instant of their stamp. Another process that goes on
-with a run leaves those alone that the first one reached."""
+"""Milliseconds by which rows may differ in the instant of their stamp. A stamping that begins anew
+leaves those alone that the one before reached."""
 MOST_STAMPED = 10_000
 """Rows read by one step of stamping, about."""
 
@@ -77,87 +78,93 @@ class RowExpiry:
         return row_time_to_live(self._table, days, now=now)
 
 
-@dataclass(slots=True)
-class _Stamping:
-    """A run whose rows are being stamped, and the index reached in each shard not yet done."""
+class _Step(NamedTuple):
+    """The rows that one step has read, and the end of a stamping."""
 
-    place: RunPlace
-    began_at: int
-    reached: dict[int, int] = field(default_factory=dict)
+    read: int
+    is_last: bool
 
 
 class RowStamps:
     """Gives settled rows of long runs a later time to live, step by step.
 
-    What a process has reached goes with it; another one begins again, and writes only what is left.
+    The position reached is on the run's row, a write for each page of rows: whoever sweeps next
+    goes on there.
     """
 
     def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
-        self._waiting: dict[Key, _Stamping] = {}
+        self._waiting: dict[Key, tuple[RunPlace, int]] = {}
 
     def check(self, row: RunRow, *, at: int) -> None:
         """Note a run that is kept as if it ended at `at`, if its rows might go before it."""
-        key = row.place.key
-        if at - row.rows_stamped_at < STAMPED_AFTER or key in self._waiting:
-            return
-        shards = dict.fromkeys(range(row.shards.count), -1)
-        self._waiting[key] = _Stamping(row.place, at, shards)
+        if at - row.rows_stamped_at >= STAMPED_AFTER:
+            self._waiting.setdefault(row.place.key, (row.place, at))
 
     async def go_on(self) -> None:
         """Stamp about MOST_STAMPED rows of the runs noted, the first one first."""
         left = MOST_STAMPED
-        for key, one in list(self._waiting.items()):
+        for key, (place, at) in list(self._waiting.items()):
             if left <= 0:
                 return
 
-            async def step(one: _Stamping = one, most: int = left) -> int:
-                return await self._step(one, most)
+            async def step(place: RunPlace = place, at: int = at, most: int = left) -> _Step:
+                return await self._step(place, at, most)
 
-            read = await log_and_continue(
-                _log, f"stamping rows of run {one.place.run_id} failed", step
-            )
-            left -= read or 0
-            if not one.reached or read is None:
+            done = await log_and_continue(_log, f"stamping rows of run {place.run_id} failed", step)
+            left -= 0 if done is None else done.read
+            if done is None or done.is_last:
                 # What failed is noted again by the next look at all runs.
                 del self._waiting[key]
 
-    async def _step(self, one: _Stamping, most: int) -> int:
-        """Stamp rows until about `most` were read, and return the number read."""
+    async def _step(self, place: RunPlace, at: int, most: int) -> _Step:
+        """Stamp rows until about `most` were read."""
         try:
-            row = await self._records.read_at(one.place)
+            row = await self._records.read_at(place)
         except UnreadableRow:
             row = None
-        if row is None or row.expired or one.began_at - row.rows_stamped_at < STAMPED_AFTER:
-            one.reached.clear()
-            return 0
-        stamp = _Stamp.of(self._table, row, one.began_at)
+        if row is None or row.expired or at - row.rows_stamped_at < STAMPED_AFTER:
+            return _Step(0, is_last=True)
+        reached = row.stamping
+        # A position that was written late may be of a stamping that has ended.
+        if reached is None or reached.at - row.rows_stamped_at < STAMPED_AFTER:
+            reached = StampPosition(at, 0, -1)
+        stamp = _Stamp.of(self._table, row, reached.at)
         read = 0
-        while one.reached and read < most:
-            shard, after = next(iter(one.reached.items()))
+        while read < most:
+            shard, after = reached.shard, reached.after
             limit = min(most - read, 1_000)
             page = await query_after(
-                self._table, one.place, shard, after, where=stamp.older, limit=limit, keys_only=True
+                self._table, place, shard, after, where=stamp.older, limit=limit, keys_only=True
             )
             await for_each(lambda key: self._write(key, stamp), keys_of(page.items), limit=16)
             read += max(page.read, 1)
-            if page.last is None:
-                del one.reached[shard]
+            if page.last is not None:
+                reached = reached._replace(after=last_scanned_index(page, after))
+            elif shard + 1 < place.shards.count:
+                reached = reached._replace(shard=shard + 1, after=-1)
             else:
-                one.reached[shard] = last_scanned_index(page, after)
-        if not one.reached:
-            await self._note_stamped(one)
-        return read
+                await self._note_stamped(place, reached.at)
+                return _Step(read, is_last=True)
+            await self._update(
+                place.key,
+                "SET stamping = :reached",
+                "attribute_exists(pk)",
+                {"reached": [*reached]},
+            )
+        return _Step(read, is_last=False)
 
     async def _write(self, key: Key, stamp: _Stamp) -> None:
         await self._update(key, stamp.update, "attribute_exists(#ttl)", stamp.values)
 
-    async def _note_stamped(self, one: _Stamping) -> None:
+    async def _note_stamped(self, place: RunPlace, at: int) -> None:
         # Some rows may have an older stamp, by the rounding.
-        values: dict[str, Plain] = {"at": one.began_at - ROUNDED_BY}
         await self._update(
-            one.place.key, "SET rows_stamped_at = :at", "attribute_exists(pk)", values
+            place.key,
+            "SET rows_stamped_at = :at REMOVE stamping",
+            "attribute_exists(pk)",
+            {"at": at - ROUNDED_BY},
         )
 
     async def _update(

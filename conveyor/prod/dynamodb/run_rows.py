@@ -175,20 +175,29 @@ _encode = msgspec.json.encode
 _ingest = msgspec.json.Decoder(Ingest)
 
 
+class StampPosition(NamedTuple):
+    """A stamping of settled rows, as if they had ended at `at`, and the position it has reached:
+    all rows of the shards before `shard`, and of that one those up to the index `after`."""
+
+    at: int
+    shard: int
+    after: int
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run as read, with the attributes that only this store keeps.
 
     The counters in `run`, and `groups`, the failure groups by id, are the sum of `base` and
     `counted`, which lacks items of processes unless `is_summed`; `processes` is the number of those
-    items. They are spread over `parts` partitions. `counter_epoch` is raised by every absolute
-    write of the counters; `carried` tells that the last one took over the sum of the epoch before,
-    `folds` how often items have moved into the base, `sums` how often the sum was written on the
-    row. `recounting` is the token of a recount that
-    closes items. `reserved` holds additions that are not counted yet, as number of tasks by first
-    index; `given_up` those that never will be. `ended_at` is 0 before the end. `subscribers`: an
-    outbox entry for each waits for the end. `rows_stamped_at`: settled rows live at least as if
-    they had ended then. `expired`: retention has deleted the run. `unsettled`: rows may change or
-    appear, uncounted, after the run's end, so it needs a recount.
+    items. They have `item_bytes` in all, and are spread over `parts` partitions. `counter_epoch` is
+    raised by every absolute write of the counters; `carried` tells that the last one took over the
+    sum of the epoch before, `folds` how often items have moved into the base, `sums` how often the
+    sum was written on the row. `recounting` is the token of a recount that closes items. `reserved`
+    holds additions that are not counted yet, as number of tasks by first index; `given_up` those
+    that never will be. `ended_at` is 0 before the end. `subscribers`: an outbox entry for each
+    waits for the end. `rows_stamped_at`: settled rows live at least as if they had ended then;
+    `stamping` is a later stamp under way. `expired`: retention has deleted the run. `unsettled`:
+    rows may change or appear, uncounted, after the run's end, so it needs a recount.
     """
 
     run: Run
@@ -203,6 +212,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     groups: Mapping[str, GroupCount] = {}
     is_summed: bool = False
     processes: int = 0
+    item_bytes: int = 0
     parts: int = 1
     folds: int = 0
     sums: int = 0
@@ -214,6 +224,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     swept: bool = False
     queue_dropped: bool = False
     rows_stamped_at: int = 0
+    stamping: StampPosition | None = None
     expired: bool = False
     unsettled: bool = False
     dispatch_changed_at: int = 0
@@ -229,7 +240,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         """True if tasks of the run may be claimed."""
         return self.run.status in LIVE_RUN_STATES
 
-    def with_counted(self, counted: CountedValues, *, processes: int) -> RunRow:
+    def with_counted(
+        self, counted: CountedValues, *, processes: int = 0, item_bytes: int = 0
+    ) -> RunRow:
         """Return the row with the sum of its base and what processes have counted."""
         values = sum_values(self.base, [counted])
         run = msgspec.structs.replace(
@@ -244,6 +257,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
             groups=values.groups,
             is_summed=True,
             processes=processes,
+            item_bytes=item_bytes,
         )
 
     def contains_index(self, index: int) -> bool:
@@ -396,6 +410,7 @@ def read_run_row(item: Item) -> RunRow:
         swept=item.get("swept", False),
         queue_dropped=item.get("queue_dropped", False),
         rows_stamped_at=item.get("rows_stamped_at") or item["created_at"],
+        stamping=StampPosition(*item["stamping"]) if "stamping" in item else None,
         expired=item.get("expired", False),
         unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
@@ -404,7 +419,7 @@ def read_run_row(item: Item) -> RunRow:
     text = item.get(COUNTED)
     if text is None:
         return row
-    row = row.with_counted(decode_values(text), processes=0)
+    row = row.with_counted(decode_values(text))
     return msgspec.structs.replace(row, is_summed=not row.live and not row.unsettled)
 
 
@@ -592,7 +607,8 @@ class DynamoRunRows:
             found = await process_items(self.table, row.run.run_id, row.parts, row.counter_epoch)
             items = [one for one in found if not one.folded or one.folded > row.folds]
             values = sum_values(NOTHING, [one.values for one in items])
-            result = row.with_counted(values, processes=len(items))
+            size = sum(one.size for one in found)
+            result = row.with_counted(values, processes=len(items), item_bytes=size)
             stats = result.run.stats
             again = None if stats.completed <= stats.total else await self.read_bare(row.place)
             if again is None:
@@ -619,7 +635,9 @@ class DynamoRunRows:
             item = found
         after = read_run_row(item)
         if row.is_summed and after.counter_epoch == row.counter_epoch:
-            after = after.with_counted(row.counted, processes=row.processes)
+            after = after.with_counted(
+                row.counted, processes=row.processes, item_bytes=row.item_bytes
+            )
         if row.live:
             await self.make_end_due(after)
         return after

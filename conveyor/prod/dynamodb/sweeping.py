@@ -187,6 +187,7 @@ class Leftovers:
         self._pins: dict[Key, int] = {}
         self._runs: set[Key] = set()
         self._live: set[Key] = set()
+        self._recounted: dict[Key, int] = {}
         self._changes_since: int | None = None
         self.stamps = RowStamps(records)
 
@@ -246,10 +247,13 @@ class Leftovers:
         self._first_seen = {}
         items = await self._table.get_many(list(keys))
         self._live = set(items)
+        self._recounted = {key: at for key, at in self._recounted.items() if key in items}
         for row in decode_intact(read_run_row, items.values()):
             done += await self._cancel_reservations(row, since, now)
             if row.live:
                 self.stamps.check(row, at=now)
+                step_name = f"recounting the paused run {row.place.run_id}"
+                await _attempt(step_name, self._recount_paused(row, now))
             else:
                 self._live.discard(row.place.key)
             step_name = f"folding the counters of run {row.place.run_id}"
@@ -269,6 +273,21 @@ class Leftovers:
             else:
                 self._first_seen[key, start] = first_seen
                 self._runs.add(key)
+        return done
+
+    async def _recount_paused(self, row: RunRow, now: int) -> bool:
+        """Recount a quiet run that is paused, once after each time it has changed: the process that
+        ended its last task may have died before it counted."""
+        key = row.place.key
+        if not row.run.paused or row.run.ingesting:
+            self._recounted.pop(key, None)
+            return False
+        at = (await self._records.summed(row)).run.updated_at
+        if now - at < PATIENCE or self._recounted.get(key) == at:
+            return False
+        counted, done = await recount_at(self._records, row.place, now=now)
+        if counted is not None and done:
+            self._recounted[key] = counted.run.updated_at
         return done
 
     async def _fold(self, row: RunRow, now: int) -> bool:

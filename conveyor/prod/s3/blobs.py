@@ -25,6 +25,7 @@ from conveyor.prod.aws.calls import (
     AnswerBody,
     Aws,
     AwsRefused,
+    BodyGivenBack,
     ShortLived,
     retry_unprocessed,
 )
@@ -72,6 +73,10 @@ class ObjectReader:
             raise StopAsyncIteration
         return piece
 
+    async def aclose(self) -> None:
+        """Give the connection back; for a body that is not read to its end."""
+        self._close()
+
     def __del__(self) -> None:
         self._close()
 
@@ -83,6 +88,9 @@ class ObjectReader:
                 piece = await self._body.read(PIECE)
                 if not piece:
                     raise ConveyorError(ErrorCode.UNAVAILABLE, "result store: a body ended early")
+            except BodyGivenBack:
+                # Its own reader was slow, perhaps again and again: nothing broke.
+                self._close()
             except ConveyorError:
                 self._close()
                 self._resumed += 1
