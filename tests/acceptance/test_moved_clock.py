@@ -26,6 +26,7 @@ from conveyor.testing.gateway_server import GatewayServer
 from conveyor.testing.process import ServerProcess
 from conveyor.testing.server import ConveyorServer, conveyor_server, serving
 from tests.acceptance.support_wire import eventually
+from tests.patient import SECONDS
 
 ROOT = Path(__file__).parents[2]
 START = "2027-03-01T00:00:00Z"
@@ -82,7 +83,8 @@ def test_a_move_waits_for_a_call_over_a_network(tmp_path: Path) -> None:
         settings = load({}, data_dir=str(tmp_path), port=0, gateway=gateway.url, log_level="error")
         clock = ManualClock()
         with serving(settings, clock=clock) as (info, server):
-            with httpx.Client(base_url=info.api, headers={"X-API-Key": "k"}) as client:
+            headers = {"X-API-Key": "k"}
+            with httpx.Client(base_url=info.api, headers=headers, timeout=SECONDS) as client:
                 tasks = [{"url": "http://site.test/slow?delay=0.4"}]
                 job = client.post("/jobs", json={"tasks": tasks}).json()["job_id"]
                 server.call(clock.advance, 0.0)

@@ -35,7 +35,14 @@ PORTS = (Jobs, Runs, Tasks, Schedules)
 READS = {
     *("get_job", "find_job", "list_jobs", "get_run", "run_exists", "list_runs", "deleted_runs"),
     *("dispatchable_runs", "dispatchable_run", "dispatch_changes"),
-    *("changed_runs", "page_tasks", "get_task", "task_history", "unfinished_after"),
+    *(
+        "changed_runs",
+        "page_tasks",
+        "get_task",
+        "get_kept_task",
+        "task_history",
+        "unfinished_after",
+    ),
     "failure_groups",
     *("due_schedules", "list_schedules", "list_fires"),
 }

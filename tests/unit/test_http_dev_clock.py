@@ -15,6 +15,7 @@ from conveyor.http.routes_dev import duration
 from conveyor.roles.dev import ClockChoice, run
 from conveyor.settings import load
 from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.patient import SECONDS
 
 START = "2027-03-01T00:00:00Z"
 
@@ -123,13 +124,14 @@ def test_a_host_that_is_allowed_for_the_api_is_not_for_the_clock(tmp_path: Path)
     with conveyor_server(tmp_path, allowed_hosts="conveyor.example") as booted:
         url = booted.base_url.removesuffix("/v1") + "/_dev/clock"
         headers = {"Authorization": f"Bearer {booted.dev_token}", "Host": "conveyor.example"}
-        assert httpx.get(url, headers=headers).status_code == 403
+        assert httpx.get(url, headers=headers, timeout=SECONDS).status_code == 403
 
 
 def _submit(server: ConveyorServer) -> str:
     headers = {"X-API-Key": server.api_key}
     body = {"tasks": [{"url": server.url("page")}]}
-    answer = httpx.post(f"{server.base_url}/jobs", json=body, headers=headers)
+    url = f"{server.base_url}/jobs"
+    answer = httpx.post(url, json=body, headers=headers, timeout=SECONDS)
     assert answer.status_code in (201, 202), answer.text
     job_id: str = answer.json()["job_id"]
     return job_id
@@ -189,7 +191,7 @@ def test_a_server_beyond_loopback_has_no_such_path(tmp_path: Path) -> None:
     with conveyor_server(tmp_path, host="0.0.0.0") as booted:
         assert booted.dev_token == ""
         origin = booted.base_url.removesuffix("/v1")
-        assert httpx.get(f"{origin}/_dev/clock").status_code == 404
+        assert httpx.get(f"{origin}/_dev/clock", timeout=SECONDS).status_code == 404
 
 
 @pytest.mark.parametrize(
