@@ -62,7 +62,7 @@ class Answer(AsyncIterator[bytes]):
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection is gone before the body was whole."""
+        """Return True if the connection went before the body was whole."""
         return not self._reader.is_complete and self._connection.error is not None
 
     def pieces(self) -> AsyncIterator[bytes]:
