@@ -10,6 +10,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.engine.tracing import OpenTelemetryTracer
+from tests.patient import SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -63,9 +64,12 @@ def test_nothing_waits_for_a_collector_that_is_silent_once_the_tracer_is_closed(
             assert recording is not None
             recording.end(number + 1, {"job_id": "j"})
         anyio.run(tracer.aclose)
-        kept = [thread for thread in threading.enumerate() if not thread.daemon]
+        kept = {thread for thread in threading.enumerate() if not thread.daemon} - before
+        # Threads that the event loop has told to stop may take a moment to end.
+        for thread in kept:
+            thread.join(SECONDS)
 
-    assert not set(kept) - before
+    assert not [thread for thread in kept if thread.is_alive()]
 
 
 def opened(ratio: float) -> OpenTelemetryTracer:
