@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.architecture.source import Module
+from tests.architecture.source import Module, blocks, statements
 
 MOST_PARAMETERS = 7
 ADAPTERS = frozenset({"dev", "prod", "simulation", "testing"})
@@ -89,7 +89,7 @@ def shared_names(modules: Mapping[str, Module]) -> dict[str, list[str]]:
 
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
     """Yield every function below a node, under its name within the module."""
-    for child in ast.iter_child_nodes(node):
+    for child in blocks(node):
         if isinstance(child, Function | ast.ClassDef):
             name = f"{prefix}{child.name}"
             if isinstance(child, Function):
@@ -131,7 +131,7 @@ def takes_binding(module: Module) -> Iterator[str]:
     for name, function in functions(module.tree):
         if any(_is_binding(parameter.annotation) for parameter in parameters(function)):
             yield name
-    for node in ast.walk(module.tree):
+    for node in statements(module.tree):
         if isinstance(node, ast.ClassDef) and any(
             isinstance(item, ast.AnnAssign) and _is_binding(item.annotation) for item in node.body
         ):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.architecture.figures import MOST_LINES
 from tests.architecture.graph import read_layers
-from tests.architecture.source import PACKAGE, ROOT, code_lines
+from tests.architecture.source import PACKAGE, ROOT, code_lines, statements
 from tests.disk import files_below
 
 FUNCTION_LINES = 50
@@ -28,19 +28,6 @@ def too_long(source: str) -> Iterator[str]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES:
                 yield f"{node.name} has {length} lines"
-
-
-def statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield every statement of a module, and no expression, of which there are ten times as
-    many."""
-    below: list[ast.AST] = [tree]
-    while below:
-        node = below.pop()
-        yield node
-        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
-            part = getattr(node, name, ())
-            if isinstance(part, list):  # the body of a lambda is an expression
-                below += part
 
 
 def test_every_room_is_measured() -> None:
