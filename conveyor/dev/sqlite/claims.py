@@ -437,7 +437,7 @@ def _apply(
     if change.failure is not None and change.error is not None:
         kind = failure_kind(change.failure, change.error)
         group = kind.group_id
-        run.failures.append(FailedRow(group, kind, row.task_id, change.error.detail, now))
+        run.failures.append(FailedRow(kind, row.task_id, change.error.detail, now))
     writes.change(row, change, now, group)
     if change.delta is not None:
         run.add(change.delta)

@@ -93,7 +93,6 @@ def compared(groups: GroupFilter) -> tuple[str, str]:
 class FailedRow(NamedTuple):
     """A task that has just failed."""
 
-    group_id: str
     kind: FailureKind
     task_id: str
     detail: str | None
@@ -145,7 +144,7 @@ def _add(
     begun: dict[str, _Group] = {}
     added = 0
     for failure in failures:
-        group_id = failure.group_id
+        group_id = failure.kind.group_id
         count = counts.get(group_id)
         if count is None:
             in_groups = sum(count for count, _ in counts.values()) - added
