@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -90,7 +90,7 @@ def compared(groups: GroupFilter) -> tuple[str, str]:
     return "NOT IN", _encoder.encode(sorted(groups.outside - groups.named)).decode()
 
 
-class FailedRow(NamedTuple):
+class FailedRow(msgspec.Struct, frozen=True, gc=False):
     """A task that has just failed."""
 
     kind: FailureKind
@@ -154,7 +154,8 @@ def _add(
             begun[group_id] = _Group(failure.kind, failure.detail, failure.at)
         count[0] += 1
         added += 1
-        count[1] = max(count[1], failure.at)
+        if count[1] < failure.at:
+            count[1] = failure.at
         if count[0] > MOST_SAMPLES:
             continue
         if group_id in begun:
