@@ -214,6 +214,7 @@ async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | N
         older_secrets=older,
         queue_window=settings.queue_window,
         max_receives=settings.max_receives,
+        daily_tasks=settings.caller_daily_tasks,
         moved=None if moved is None else moved.clock,
     )
 

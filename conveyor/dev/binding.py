@@ -138,6 +138,7 @@ async def open_binding(
     older_secrets: Sequence[bytes] = (),
     queue_window: int = 10_000,
     max_receives: int = 1_000,
+    daily_tasks: int = 0,
     moved: KeptClock | None = None,
 ) -> DevBinding:
     """Open a data directory and everything in it; the caller closes it by `ports.aclose`.
@@ -163,7 +164,7 @@ async def open_binding(
                 )
             work = None if moved is None else moved.work
             store, blobs, calls = await _open_contents(
-                directory, clock, older_secrets, opened, work=work
+                directory, clock, older_secrets, opened, work=work, daily_tasks=daily_tasks
             )
             queues = MemoryQueues(
                 store.tasks.unfinished_after,
@@ -243,10 +244,17 @@ async def _open_contents(
     opened: AsyncExitStack,
     *,
     work: OpenWork | None,
+    daily_tasks: int,
 ) -> Contents:
     """Open what is in the directory, and void what an earlier process left half done."""
     may_be_new = not holds_bodies(directory.blobs)
-    store = await open_store(directory.database, now=clock.now(), may_be_new=may_be_new, work=work)
+    store = await open_store(
+        directory.database,
+        now=clock.now(),
+        may_be_new=may_be_new,
+        work=work,
+        daily_tasks=daily_tasks,
+    )
     opened.push_async_callback(store.aclose)
     await store.agree([directory.secret, *older_secrets])
     blobs = FileBlobs(directory.blobs, work=work)

@@ -185,6 +185,7 @@ async def _open_store(
         worker=clock.new_id(),
         patience=patience,
         retention=RetentionDays(options.fire_retention_days, options.row_retention_days),
+        daily_tasks=options.caller_daily_tasks,
     )
     stack.push_async_callback(store.aclose)
     return store

@@ -420,6 +420,17 @@ ENDED = (
     "WHERE status NOT IN ('running', 'pending', 'deleted')",
 )
 
+DAILY_TASKS = (
+    """
+    CREATE TABLE daily_tasks ( -- one row a caller and day, if `CONVEYOR_CALLER_DAILY_TASKS` is set
+        day INTEGER NOT NULL, -- days since 1970 in UTC
+        caller TEXT NOT NULL, -- keyed hash of the API key
+        tasks INTEGER NOT NULL, -- tasks accepted on that day
+        PRIMARY KEY (day, caller)
+    ) WITHOUT ROWID
+    """,
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -431,6 +442,7 @@ STEPS = (
     GROUPS_AND_SHAPES,
     TRACES,
     ENDED,
+    DAILY_TASKS,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

@@ -79,15 +79,16 @@ async def open_store(
     flush_interval: float = FLUSH_INTERVAL,
     patience: float = 0.0,
     retention: RetentionDays = USUAL_RETENTION,
+    daily_tasks: int = 0,
 ) -> DynamoStore:
     """Open the store on an existing table.
 
     `worker` names this process; no other process, now or later, has the same name. `patience` is
     the time in seconds, like `flush_interval`, during which a settlement is retried while the table
-    is unavailable.
+    is unavailable. A caller has `daily_tasks` accepted a day; 0 means no limit.
     """
     client = Table(aws, table, clock, row_days=retention.rows)
-    records = DynamoRunRows(client, RunPlaces(client))
+    records = DynamoRunRows(client, RunPlaces(client), daily_tasks=daily_tasks)
     return DynamoStore(
         table=client,
         jobs=DynamoJobs(records),

@@ -309,6 +309,14 @@ ITEMS: dict[str, ItemInfo] = {
             "ttl": "`CONVEYOR_FIRE_RETENTION_DAYS` after its last change",
         },
     ),
+    "daily tasks": ItemInfo(
+        schema.daily_tasks_key("CALLER", 20_423),
+        "what a caller had accepted on a day, if `CONVEYOR_CALLER_DAILY_TASKS` is set",
+        {
+            "tasks": "tasks accepted",
+            "ttl": "two days after the end of the day",
+        },
+    ),
     "permits": ItemInfo(
         schema.permits_key("JOB"),
         "the ledger of a job, if `CONVEYOR_LEDGER` is `dynamodb`",
