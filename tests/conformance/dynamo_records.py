@@ -30,7 +30,7 @@ from conveyor.prod.dynamodb.schema import (
     run_key,
     table_parameters,
 )
-from conveyor.prod.dynamodb.store import DynamoStore, RetentionDays, open_store
+from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import account, dynamodb, new_name
@@ -128,8 +128,7 @@ async def open_bench(
             clock=system,
             worker=worker,
             flush_interval=0,
-            retention=RetentionDays(rows=row_days),
-            daily_tasks=daily_tasks,
+            terms=StoreTerms(row_days=row_days, daily_tasks=daily_tasks),
         )
 
     store, other = await process(faults), await process(aws)

@@ -23,7 +23,7 @@ from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, table_parameters
-from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
 from tests.conformance.emulators import REGION, address, aws_options, on_aws
 
 THREADS = 16
@@ -84,7 +84,7 @@ async def open_production(_path: Path, _now: int, *, daily_tasks: int = 0) -> Ow
         clock=SystemClock(),
         worker=f"worker-{secrets.token_hex(6)}",
         flush_interval=0.0,
-        daily_tasks=daily_tasks,
+        terms=StoreTerms(daily_tasks=daily_tasks),
     )
     return OwnStore(store, aws, release)
 

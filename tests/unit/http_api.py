@@ -18,7 +18,7 @@ import httpx
 import jsonschema_rs
 from prometheus_client import CollectorRegistry, Counter
 
-from conveyor.dev.binding import open_binding
+from conveyor.dev.binding import DevOptions, open_binding
 from conveyor.domain.deliveries import (
     AttemptResult,
     EventDelivery,
@@ -218,7 +218,7 @@ async def open_api(
     those of receivers. Without `sessions` there is no dashboard, without `daily_tasks` no limit of
     tasks a day."""
     clock = clock or FakeClock()
-    dev = await open_binding(directory, clock, daily_tasks=daily_tasks)
+    dev = await open_binding(directory, clock, options=DevOptions(daily_tasks=daily_tasks))
     options.setdefault("public_origin", ORIGIN)
     webhooks = WebhookSender(clock, rules, lookup=lookup)
     ports = replace(dev.ports, dead_letters=dead_letters)
