@@ -15,7 +15,8 @@ from bench.aws_fleet import Used, Watched, watched
 from bench.aws_job import used
 from bench.harness import Figure, Options, Row, wait_until
 
-TASKS = 1_000
+ROUNDS, MOST_TASKS = 10, 1_000
+"""Tasks of a workload: so many for each slot, but not more than these."""
 SECONDS = 2.4
 BODY = 8_192
 SLOTS = (50, 200)
@@ -45,15 +46,19 @@ def _measured(options: Options, slots: int, runs: int, *, packs: bool) -> dict[s
     with watched(options.directory("aws_prices"), workers=1, settings=settings) as fleet:
         everyone = [*fleet.apis, *fleet.workers]
         used(everyone)
-        _work(fleet, runs)
-        found = _prices(used(everyone), slots)
+        tasks = min(ROUNDS * slots, MOST_TASKS, options.tasks) // runs * runs
+        _work(fleet, runs, tasks)
+        found = _prices(used(everyone), slots, tasks)
     print(f"{slots} slots, {runs} run(s), packs {packs}: {found}", file=sys.stderr)
     return found
 
 
-def _work(fleet: Watched, runs: int) -> None:
+def _work(fleet: Watched, runs: int, tasks: int) -> None:
     """Work all tasks, as jobs of one size that come together."""
-    jobs = [fleet.api.call("POST", "/jobs", _job(number, runs))["job_id"] for number in range(runs)]
+    jobs = [
+        fleet.api.call("POST", "/jobs", _job(number, tasks // runs))["job_id"]
+        for number in range(runs)
+    ]
 
     def ended() -> bool:
         return all(fleet.api.run(job)["status"] == "completed" for job in jobs)
@@ -61,19 +66,17 @@ def _work(fleet: Watched, runs: int) -> None:
     wait_until(ended, seconds=MOST_SECONDS, pause=2.0)
 
 
-def _job(number: int, runs: int) -> dict[str, object]:
+def _job(number: int, tasks: int) -> dict[str, object]:
     query = f"delay={SECONDS}&size={BODY}"
-    urls: Sequence[str] = [
-        f"http://fake.test/{number}/{index}?{query}" for index in range(TASKS // runs)
-    ]
+    urls: Sequence[str] = [f"http://fake.test/{number}/{index}?{query}" for index in range(tasks)]
     return {"tasks": [{"url": url} for url in urls], "max_inflight": 1_000}
 
 
-def _prices(counts: Used, slots: int) -> dict[str, float]:
+def _prices(counts: Used, slots: int, tasks: int) -> dict[str, float]:
     """Return what a task took, and the dollars of a million such tasks."""
-    puts = _calls(counts, "s3 put_object") / TASKS
-    units = counts.units / TASKS
-    queues = _calls(counts, "sqs ") / TASKS
+    puts = _calls(counts, "s3 put_object") / tasks
+    units = counts.units / tasks
+    queues = _calls(counts, "sqs ") / tasks
     hours = SECONDS * 1_000_000 / slots / 3_600
     dollars = puts * PUT + units * UNIT + queues * RECEIVE + hours * SLOT_HOUR
     return {
