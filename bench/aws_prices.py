@@ -7,7 +7,6 @@ docs/operations-prices.md.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 
@@ -27,29 +26,33 @@ UNIT, RECEIVE, PUT, SLOT_HOUR = 0.625, 0.40, 5.00, 0.0494
 
 
 def measure(options: Options) -> list[Row]:
-    """Measure each workload both ways."""
+    """Measure each workload both ways. An environment is used for all workloads of its settings: a
+    new one grants no permits at first."""
     rows = []
-    for slots, runs in itertools.product(SLOTS, RUNS):
-        columns = {
-            "a body an object": _measured(options, slots, runs, packs=False),
-            "packed": _measured(options, slots, runs, packs=True),
-        }
-        name = f"{slots} slots, {runs} run{'s' if runs > 1 else ''}"
-        for what in ("puts", "units", "calls of SQS", "$ a million"):
-            figures: dict[str, Figure] = {column: found[what] for column, found in columns.items()}
-            rows.append(Row(f"{name}: {what}", figures))
+    for slots in SLOTS:
+        apart = _measured(options, slots, packs=False)
+        packed = _measured(options, slots, packs=True)
+        for runs in RUNS:
+            columns = {"a body an object": apart[runs], "packed": packed[runs]}
+            name = f"{slots} slots, {runs} run{'s' if runs > 1 else ''}"
+            for what in ("puts", "units", "calls of SQS", "$ a million"):
+                figures: dict[str, Figure] = {name: one[what] for name, one in columns.items()}
+                rows.append(Row(f"{name}: {what}", figures))
     return rows
 
 
-def _measured(options: Options, slots: int, runs: int, *, packs: bool) -> dict[str, float]:
+def _measured(options: Options, slots: int, *, packs: bool) -> dict[int, dict[str, float]]:
+    """Return what a task took, by the number of runs side by side."""
     settings = {"workers": slots, "pack_bodies": packs}
+    found: dict[int, dict[str, float]] = {}
     with watched(options.directory("aws_prices"), workers=1, settings=settings) as fleet:
         everyone = [*fleet.apis, *fleet.workers]
-        used(everyone)
-        tasks = min(ROUNDS * slots, MOST_TASKS, options.tasks) // runs * runs
-        _work(fleet, runs, tasks)
-        found = _prices(used(everyone), slots, tasks)
-    print(f"{slots} slots, {runs} run(s), packs {packs}: {found}", file=sys.stderr)
+        for runs in RUNS:
+            tasks = min(ROUNDS * slots, MOST_TASKS, options.tasks) // runs * runs
+            used(everyone)
+            _work(fleet, runs, tasks)
+            found[runs] = _prices(used(everyone), slots, tasks)
+            print(f"{slots} slots, {runs} run(s), packs {packs}: {found[runs]}", file=sys.stderr)
     return found
 
 
