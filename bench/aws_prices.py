@@ -36,7 +36,7 @@ def measure(options: Options) -> list[Row]:
             columns = {"a body an object": apart[runs], "packed": packed[runs]}
             name = f"{slots} slots, {runs} run{'s' if runs > 1 else ''}"
             for what in ("puts", "units", "calls of SQS", "$ a million"):
-                figures: dict[str, Figure] = {name: one[what] for name, one in columns.items()}
+                figures: dict[str, Figure] = {where: one[what] for where, one in columns.items()}
                 rows.append(Row(f"{name}: {what}", figures))
     return rows
 
