@@ -26,7 +26,7 @@ from bench.aws_job import LIMITS, LargeJob
 from bench.harness import Figure, Options, Row, Scenario
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-DELAYS = ((0.0, 800, "boto"), (0.0, 800, "http"), (2.4, 400, "http"), (25.0, 100, "http"))
+DELAYS = ((0.0, 400, "boto"), (0.0, 400, "http"), (2.4, 200, "http"), (25.0, 50, "http"))
 """Seconds of a call of the gateway, tasks to be worked then, and the carrier of calls to AWS."""
 
 

@@ -4,6 +4,7 @@ as far as wanted."""
 from __future__ import annotations
 
 import http.client
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +20,11 @@ SECONDS_A_TASK = 0.02
 """Far more than an emulator takes for one."""
 SECONDS_MORE = 300.0
 SHARDS = 8
+LOOK = 0.5
+"""Seconds between two looks."""
 STILL = 4
-"""Consecutive looks, half a second apart, that find no further ended task: the last calls are
-over."""
+"""Consecutive looks that find no further ended task, beside those for which a call of the gateway
+takes: the last calls are over."""
 SETTLE = 2.0
 """Seconds to wait for the last acknowledgements and for the return of the last permits."""
 LIMITS = {
@@ -46,6 +49,7 @@ class LargeJob:
 
     def __init__(self, fleet: Watched, directory: Path, size: int, *, delay: float = 0.0) -> None:
         self._fleet = fleet
+        self._still = STILL + math.ceil(delay / LOOK)
         path = directory / f"tasks-{size}.csv"
         write_csv(path, size, delayed(0, delay) if delay else None)
         self.size = size
@@ -116,12 +120,12 @@ class LargeJob:
 
         def still() -> bool:
             seen.append(self._completed())
-            return len(seen) >= STILL and len(set(seen[-STILL:])) == 1
+            return len(seen) >= self._still and len(set(seen[-self._still :])) == 1
 
         return still
 
     def _wait(self, done: Callable[[], bool], *, tasks: int) -> None:
-        wait_until(done, seconds=SECONDS_MORE + SECONDS_A_TASK * tasks, pause=0.5)
+        wait_until(done, seconds=SECONDS_MORE + SECONDS_A_TASK * tasks, pause=LOOK)
 
 
 def used(roles: Sequence[Role]) -> Used:

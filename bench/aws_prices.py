@@ -7,7 +7,6 @@ docs/operations-prices.md.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +14,8 @@ from bench.aws_fleet import Used, Watched, watched
 from bench.aws_job import used
 from bench.harness import Figure, Options, Row, wait_until
 
-TASKS = 1_000
+ROUNDS, MOST_TASKS = 10, 1_000
+"""Tasks of a workload: so many for each slot, but not more than these."""
 SECONDS = 2.4
 BODY = 8_192
 SLOTS = (50, 200)
@@ -26,34 +26,42 @@ UNIT, RECEIVE, PUT, SLOT_HOUR = 0.625, 0.40, 5.00, 0.0494
 
 
 def measure(options: Options) -> list[Row]:
-    """Measure each workload both ways."""
+    """Measure each workload both ways. An environment is used for all workloads of its settings: a
+    new one grants no permits at first."""
     rows = []
-    for slots, runs in itertools.product(SLOTS, RUNS):
-        columns = {
-            "a body an object": _measured(options, slots, runs, packs=False),
-            "packed": _measured(options, slots, runs, packs=True),
-        }
-        name = f"{slots} slots, {runs} run{'s' if runs > 1 else ''}"
-        for what in ("puts", "units", "calls of SQS", "$ a million"):
-            figures: dict[str, Figure] = {column: found[what] for column, found in columns.items()}
-            rows.append(Row(f"{name}: {what}", figures))
+    for slots in SLOTS:
+        apart = _measured(options, slots, packs=False)
+        packed = _measured(options, slots, packs=True)
+        for runs in RUNS:
+            columns = {"a body an object": apart[runs], "packed": packed[runs]}
+            name = f"{slots} slots, {runs} run{'s' if runs > 1 else ''}"
+            for what in ("puts", "units", "calls of SQS", "$ a million"):
+                figures: dict[str, Figure] = {where: one[what] for where, one in columns.items()}
+                rows.append(Row(f"{name}: {what}", figures))
     return rows
 
 
-def _measured(options: Options, slots: int, runs: int, *, packs: bool) -> dict[str, float]:
+def _measured(options: Options, slots: int, *, packs: bool) -> dict[int, dict[str, float]]:
+    """Return what a task took, by the number of runs side by side."""
     settings = {"workers": slots, "pack_bodies": packs}
+    found: dict[int, dict[str, float]] = {}
     with watched(options.directory("aws_prices"), workers=1, settings=settings) as fleet:
         everyone = [*fleet.apis, *fleet.workers]
-        used(everyone)
-        _work(fleet, runs)
-        found = _prices(used(everyone), slots)
-    print(f"{slots} slots, {runs} run(s), packs {packs}: {found}", file=sys.stderr)
+        for runs in RUNS:
+            tasks = min(ROUNDS * slots, MOST_TASKS, options.tasks) // runs * runs
+            used(everyone)
+            _work(fleet, runs, tasks)
+            found[runs] = _prices(used(everyone), slots, tasks)
+            print(f"{slots} slots, {runs} run(s), packs {packs}: {found[runs]}", file=sys.stderr)
     return found
 
 
-def _work(fleet: Watched, runs: int) -> None:
+def _work(fleet: Watched, runs: int, tasks: int) -> None:
     """Work all tasks, as jobs of one size that come together."""
-    jobs = [fleet.api.call("POST", "/jobs", _job(number, runs))["job_id"] for number in range(runs)]
+    jobs = [
+        fleet.api.call("POST", "/jobs", _job(number, tasks // runs))["job_id"]
+        for number in range(runs)
+    ]
 
     def ended() -> bool:
         return all(fleet.api.run(job)["status"] == "completed" for job in jobs)
@@ -61,19 +69,17 @@ def _work(fleet: Watched, runs: int) -> None:
     wait_until(ended, seconds=MOST_SECONDS, pause=2.0)
 
 
-def _job(number: int, runs: int) -> dict[str, object]:
+def _job(number: int, tasks: int) -> dict[str, object]:
     query = f"delay={SECONDS}&size={BODY}"
-    urls: Sequence[str] = [
-        f"http://fake.test/{number}/{index}?{query}" for index in range(TASKS // runs)
-    ]
+    urls: Sequence[str] = [f"http://fake.test/{number}/{index}?{query}" for index in range(tasks)]
     return {"tasks": [{"url": url} for url in urls], "max_inflight": 1_000}
 
 
-def _prices(counts: Used, slots: int) -> dict[str, float]:
+def _prices(counts: Used, slots: int, tasks: int) -> dict[str, float]:
     """Return what a task took, and the dollars of a million such tasks."""
-    puts = _calls(counts, "s3 put_object") / TASKS
-    units = counts.units / TASKS
-    queues = _calls(counts, "sqs ") / TASKS
+    puts = _calls(counts, "s3 put_object") / tasks
+    units = counts.units / tasks
+    queues = _calls(counts, "sqs ") / tasks
     hours = SECONDS * 1_000_000 / slots / 3_600
     dollars = puts * PUT + units * UNIT + queues * RECEIVE + hours * SLOT_HOUR
     return {

@@ -204,7 +204,7 @@ def _bench(clock: Clock, token: str) -> Bench:
 
 
 async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:
-    from conveyor.dev.binding import open_binding
+    from conveyor.dev.binding import DevOptions, open_binding
 
     secret, older = root_secrets(settings)
     return await open_binding(
@@ -212,8 +212,11 @@ async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | N
         clock,
         secret=secret,
         older_secrets=older,
-        queue_window=settings.queue_window,
-        max_receives=settings.max_receives,
+        options=DevOptions(
+            queue_window=settings.queue_window,
+            max_receives=settings.max_receives,
+            daily_tasks=settings.caller_daily_tasks,
+        ),
         moved=None if moved is None else moved.clock,
     )
 

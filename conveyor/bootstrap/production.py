@@ -346,6 +346,7 @@ def _options(settings: Settings) -> ProdOptions:
         rate_limit_burst=settings.rate_limit_burst,
         fire_retention_days=settings.fire_retention_days,
         row_retention_days=settings.row_retention_days,
+        caller_daily_tasks=settings.caller_daily_tasks,
         has_operators=bool(settings.operator_keys),
     )
 

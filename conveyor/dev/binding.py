@@ -130,14 +130,26 @@ class DevBinding:
     queues: MemoryQueues
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevOptions:
+    """The most references of a run in memory, and receives of a message; and the tasks that a
+    caller has accepted a day, 0 for no limit."""
+
+    queue_window: int = 10_000
+    max_receives: int = 1_000
+    daily_tasks: int = 0
+
+
+USUAL_OPTIONS = DevOptions()
+
+
 async def open_binding(
     data_dir: Path,
     clock: Clock,
     *,
     secret: str = "",
     older_secrets: Sequence[bytes] = (),
-    queue_window: int = 10_000,
-    max_receives: int = 1_000,
+    options: DevOptions = USUAL_OPTIONS,
     moved: KeptClock | None = None,
 ) -> DevBinding:
     """Open a data directory and everything in it; the caller closes it by `ports.aclose`.
@@ -163,13 +175,13 @@ async def open_binding(
                 )
             work = None if moved is None else moved.work
             store, blobs, calls = await _open_contents(
-                directory, clock, older_secrets, opened, work=work
+                directory, clock, older_secrets, opened, work=work, daily_tasks=options.daily_tasks
             )
             queues = MemoryQueues(
                 store.tasks.unfinished_after,
                 clock if moved is None else moved.looks,
-                window=queue_window,
-                max_receives=max_receives,
+                window=options.queue_window,
+                max_receives=options.max_receives,
             )
             await _take_over(store, blobs, queues)
         except ConveyorError as error:
@@ -243,10 +255,17 @@ async def _open_contents(
     opened: AsyncExitStack,
     *,
     work: OpenWork | None,
+    daily_tasks: int,
 ) -> Contents:
     """Open what is in the directory, and void what an earlier process left half done."""
     may_be_new = not holds_bodies(directory.blobs)
-    store = await open_store(directory.database, now=clock.now(), may_be_new=may_be_new, work=work)
+    store = await open_store(
+        directory.database,
+        now=clock.now(),
+        may_be_new=may_be_new,
+        work=work,
+        daily_tasks=daily_tasks,
+    )
     opened.push_async_callback(store.aclose)
     await store.agree([directory.secret, *older_secrets])
     blobs = FileBlobs(directory.blobs, work=work)

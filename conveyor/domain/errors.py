@@ -31,7 +31,8 @@ class ErrorCode(StrEnum):
     PERMISSION_DENIED = "permission_denied"
     """The Host or Origin is foreign, or a signed link is forged, expired or for another type."""
     QUOTA_EXCEEDED = "quota_exceeded"
-    """The request exceeds a limit on tasks or jobs; trying again does not help."""
+    """The request exceeds a limit on tasks or jobs; trying again does not help, but of a limit a
+    day, whose end `Retry-After` tells."""
     INTERNAL = "internal"
     """The server has a fault; its text never leaves the server."""
     JOB_NOT_OPEN = "job_not_open"

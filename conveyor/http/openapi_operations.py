@@ -285,6 +285,7 @@ _ON_JOBS = (
             ErrorCode.NO_PRIOR_RUN,
             ErrorCode.NO_MATCHING_TASKS,
             ErrorCode.PARTIAL_RERUN_WINDOW_EXPIRED,
+            ErrorCode.QUOTA_EXCEEDED,
             ErrorCode.IDEMPOTENCY_KEY_CONFLICT,
         ),
     ),

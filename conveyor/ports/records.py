@@ -157,7 +157,8 @@ class JobWriter(Protocol):
 
         A run with an `ingest` comes without tasks; a scheduled job comes without a run. If the job
         has a `callback` or a `webhook`, the same step writes the run's entries in the outbox.
-        Raises ConveyorError(conflict), and changes nothing, if the job_id exists.
+        Changes nothing, and raises ConveyorError: conflict if the job_id exists; quota_exceeded if
+        the caller's tasks of the day would be more than its limit.
         """
         ...
 
@@ -174,7 +175,7 @@ class JobWriter(Protocol):
         renders the result of this very write, and the same step stores its response under `once`.
         Raises ConveyorError: not_found; job_not_open; last_batch_received; run_not_terminal while
         rows of the run are being ingested; quota_exceeded if the run would hold more than
-        `max_tasks`.
+        `max_tasks`, or the caller's tasks of the day would be more than its limit.
         """
         ...
 
@@ -343,7 +344,8 @@ class RunWriter(Protocol):
         still being written, and, as CallInFlight, while a task of a run with fewer than
         `large_from` tasks is under a live claim; no_prior_run; no_matching_tasks;
         partial_rerun_window_expired if statuses are given and the source run was created before
-        `window_start`.
+        `window_start`; quota_exceeded if the tasks that start afresh, with the caller's others of
+        the day, would be more than its limit.
         """
         ...
 

@@ -50,8 +50,9 @@ class Schedules(FireUpkeep, Protocol):
 
         `after.version` is that of `before` plus one. Of several calls that name one version a
         single one returns True, though all write the same. A store that repeats its own write after
-        a lost answer has to know it again as its own. Raises ConveyorError(conflict), and changes
-        nothing, if the request under `once` was answered already, or the run exists.
+        a lost answer has to know it again as its own. Changes nothing, and raises ConveyorError:
+        conflict if the request under `once` was answered already, or the run exists;
+        quota_exceeded if the caller's tasks of the day would be more than its limit.
         """
         ...
 

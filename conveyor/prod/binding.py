@@ -23,7 +23,7 @@ from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
-from conveyor.prod.dynamodb.store import DynamoStore, RetentionDays, open_store
+from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.job_cache import CachedJobs
 from conveyor.prod.redis.permits import RedisPermits, RedisWorkers
@@ -184,7 +184,9 @@ async def _open_store(
         clock=clock,
         worker=clock.new_id(),
         patience=patience,
-        retention=RetentionDays(options.fire_retention_days, options.row_retention_days),
+        terms=StoreTerms(
+            options.fire_retention_days, options.row_retention_days, options.caller_daily_tasks
+        ),
     )
     stack.push_async_callback(store.aclose)
     return store

@@ -30,6 +30,7 @@ class ProdOptions:
     rate_limit_burst: int = 20
     fire_retention_days: int = 30
     row_retention_days: int = 30
+    caller_daily_tasks: int = 0
     has_operators: bool = False
 
     @property

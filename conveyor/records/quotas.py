@@ -1,10 +1,11 @@
-"""Limits on the jobs of a caller, if they are set."""
+"""Limits on the jobs of a caller, and on its tasks a day, if they are set."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 from conveyor.aio.keyed_locks import KeyedLocks
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -17,6 +18,28 @@ LEAST_COUNTED = 1_000
 COUNTED_PER_JOB = 10
 """The quota reads a caller's newest 1,000 jobs, or ten for each allowed one if that is more: the
 cost of a submit does not grow with all jobs of its caller."""
+
+
+DAY = 86_400_000
+"""Milliseconds in a day of UTC."""
+
+
+def day_of(now: int) -> int:
+    """Return the number of the day of UTC in which an instant lies."""
+    return now // DAY
+
+
+def daily_limit_reached(limit: int, now: int) -> ConveyorError:
+    """Build the refusal of tasks that would be more than a caller's `limit` a day."""
+    end = (day_of(now) + 1) * DAY
+    ends_at = datetime.fromtimestamp(end // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    tasks = "1 task" if limit == 1 else f"{limit} tasks"
+    return ConveyorError(
+        ErrorCode.QUOTA_EXCEEDED,
+        f"at most {tasks} a day are accepted (CONVEYOR_CALLER_DAILY_TASKS); "
+        f"this day ends at {ends_at}",
+        retry_after=-(-(end - now) // 1_000),
+    )
 
 
 class _JobQuota(ABC):

@@ -67,6 +67,12 @@ LIMITS: tuple[Setting, ...] = (
         at_least(0),
         used_by=SERVERS,
     ),
+    Setting(
+        "caller_daily_tasks",
+        "tasks",
+        "that are accepted of one caller in a day of UTC; 0 means no limit",
+        at_least(0),
+    ),
     Setting("max_streams", "streams", "maximum open in one process", at_least(1), used_by=SERVERS),
     Setting("max_caller_streams", "streams", "maximum for a caller", at_least(1), used_by=SERVERS),
     Setting(

@@ -67,6 +67,7 @@ class Settings:
     max_open_job_tasks: int = 100_000
     max_active_jobs: int = 0
     max_scheduled_jobs: int = 0
+    caller_daily_tasks: int = 0
     max_streams: int = 1_000
     max_caller_streams: int = 20
     rate_limit: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -66,6 +66,12 @@ class Store(Protocol):
     async def aclose(self) -> None: ...
 
 
+class OpenStore(Protocol):
+    """Opens an empty store, in which a caller has `daily_tasks` accepted a day, 0 for no limit."""
+
+    def __call__(self, path: Path, now: int, /, *, daily_tasks: int = 0) -> Awaitable[Store]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class BindingKind:
     """A binding and what it can do beyond the ports' promises.
@@ -78,15 +84,15 @@ class BindingKind:
     """
 
     name: str
-    open: Callable[[Path, int], Awaitable[Store]]
+    open: OpenStore
     filtered_pages_read_only_matches: bool
     effort: float
     is_sqlite: bool
     ages_by_time_to_live: bool
 
 
-async def _open_development(path: Path, now: int) -> Store:
-    return await open_store(path / "conveyor.db", now=now)
+async def _open_development(path: Path, now: int, *, daily_tasks: int = 0) -> Store:
+    return await open_store(path / "conveyor.db", now=now, daily_tasks=daily_tasks)
 
 
 BINDINGS = [

@@ -16,6 +16,7 @@ from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import BINDINGS, BindingKind, Store
+from tests.conformance.dynamo_runs import TableBench, open_bench
 from tests.conformance.world import World
 
 
@@ -121,3 +122,25 @@ def schedules(store: Store) -> Schedules:
 def world(store: Store, clock: FakeClock) -> World:
     """Short words for what tests do to a store."""
     return World(store, clock)
+
+
+@pytest.fixture
+async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
+    """A table of DynamoDB, and any number of processes behind a faulty transport."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    opened = await open_bench(clock)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def one(bench: TableBench) -> World:
+    """A process."""
+    return bench.world(worker="one")
+
+
+@pytest.fixture
+def two(bench: TableBench) -> World:
+    """Another one."""
+    return bench.world(worker="two")

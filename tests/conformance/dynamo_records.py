@@ -30,7 +30,7 @@ from conveyor.prod.dynamodb.schema import (
     run_key,
     table_parameters,
 )
-from conveyor.prod.dynamodb.store import DynamoStore, RetentionDays, open_store
+from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
 from conveyor.testing.aws_faults import FaultyAws
 from conveyor.testing.clock import FakeClock
 from tests.conformance.production_store import account, dynamodb, new_name
@@ -103,8 +103,11 @@ class _Clock(SystemClock):
 
 
 @asynccontextmanager
-async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[Bench]:
-    """An empty table, removed in the end. Rows stay `row_days` past their results.
+async def open_bench(
+    clock: FakeClock, *, row_days: int = 30, daily_tasks: int = 0
+) -> AsyncIterator[Bench]:
+    """An empty table, removed in the end. Rows stay `row_days` past their results; a caller has
+    `daily_tasks` accepted a day, 0 for no limit.
 
     Ids and tokens come from a real clock: virtual ones make the same in each test, and a
     transaction whose token is known already is not carried out.
@@ -125,7 +128,7 @@ async def open_bench(clock: FakeClock, *, row_days: int = 30) -> AsyncIterator[B
             clock=system,
             worker=worker,
             flush_interval=0,
-            retention=RetentionDays(rows=row_days),
+            terms=StoreTerms(row_days=row_days, daily_tasks=daily_tasks),
         )
 
     store, other = await process(faults), await process(aws)

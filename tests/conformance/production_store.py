@@ -23,7 +23,7 @@ from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import over_clients
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import PARTITION_KEY, SORT_KEY, Key, table_parameters
-from conveyor.prod.dynamodb.store import DynamoStore, open_store
+from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
 from tests.conformance.emulators import REGION, address, aws_options, on_aws
 
 THREADS = 16
@@ -68,7 +68,7 @@ class OwnStore:
         await self._aws.aclose()
 
 
-async def open_production(_path: Path, _now: int) -> OwnStore:
+async def open_production(_path: Path, _now: int, *, daily_tasks: int = 0) -> OwnStore:
     """An empty store.
 
     Its own clock is a real one: virtual clocks make the same ids in each test, and a transaction
@@ -84,6 +84,7 @@ async def open_production(_path: Path, _now: int) -> OwnStore:
         clock=SystemClock(),
         worker=f"worker-{secrets.token_hex(6)}",
         flush_interval=0.0,
+        terms=StoreTerms(daily_tasks=daily_tasks),
     )
     return OwnStore(store, aws, release)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,13 +13,11 @@ from conveyor.domain.model import RunStatus, Spend, TaskFailure
 from conveyor.domain.task_rules import Failed, Released
 from conveyor.ports.tasks import NotClaimable, Settled
 from conveyor.prod.dynamodb.run_rows import Change, RunVersionConflict
-from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import (
     TableBench,
     additions,
     all_writes,
     check,
-    open_bench,
     scans,
     settles,
 )
@@ -29,27 +26,6 @@ from tests.conformance.world import CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, Wo
 pytestmark = pytest.mark.extended
 
 LAPSE = CLAIM_LENGTH / 1_000
-
-
-@pytest.fixture
-async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    opened = await open_bench(clock)
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-def one(bench: TableBench) -> World:
-    """A process."""
-    return bench.world(worker="one")
-
-
-@pytest.fixture
-def two(bench: TableBench) -> World:
-    """Another one."""
-    return bench.world(worker="two")
 
 
 async def work_three_tasks(bench: TableBench, world: World) -> str:

@@ -34,34 +34,12 @@ from conveyor.prod.dynamodb.run_rows import new_run_item
 from conveyor.prod.dynamodb.schema import GROUPS_SHAPE, ROW_SHAPE, failure_group_key, run_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_ingests import DB, TRANSACT, Ingests, away, open_ingests, plan
-from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench
+from tests.conformance.dynamo_runs import TableBench, additions, check
 from tests.conformance.world import CALLER, F, P, S, World
 
 pytestmark = pytest.mark.extended
 
 MOST_BYTES = 8_192
-
-
-@pytest.fixture
-async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
-    """A table, and any number of processes behind a faulty transport."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    opened = await open_bench(clock)
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-def one(bench: TableBench) -> World:
-    """A process."""
-    return bench.world(worker="one")
-
-
-@pytest.fixture
-def two(bench: TableBench) -> World:
-    """Another one."""
-    return bench.world(worker="two")
 
 
 @pytest.fixture

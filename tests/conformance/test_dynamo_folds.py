@@ -4,7 +4,6 @@ twice, nor lost, holds whoever reads, counts or comes back meanwhile."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,34 +18,13 @@ from conveyor.prod.dynamodb.counter_sums import (
 )
 from conveyor.prod.dynamodb.recount import MOST_ITEMS, fold_items
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
-from conveyor.testing.clock import START, FakeClock
-from tests.conformance.dynamo_runs import TableBench, additions, check, open_bench
+from conveyor.testing.clock import START
+from tests.conformance.dynamo_runs import TableBench, additions, check
 from tests.conformance.world import World
 
 pytestmark = pytest.mark.extended
 
 HOUR = 3_600
-
-
-@pytest.fixture
-async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    opened = await open_bench(clock)
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-def one(bench: TableBench) -> World:
-    """A process."""
-    return bench.world(worker="one")
-
-
-@pytest.fixture
-def two(bench: TableBench) -> World:
-    """Another one."""
-    return bench.world(worker="two")
 
 
 async def count_two(

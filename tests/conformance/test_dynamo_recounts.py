@@ -4,7 +4,6 @@ meanwhile."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -18,13 +17,11 @@ from conveyor.prod.dynamodb.client import Plain
 from conveyor.prod.dynamodb.recount import recount
 from conveyor.prod.dynamodb.run_rows import Change
 from conveyor.prod.dynamodb.sweeping import DynamoSweeping
-from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import (
     TableBench,
     additions,
     changes,
     check,
-    open_bench,
     scans,
     writes,
 )
@@ -33,27 +30,6 @@ from tests.conformance.world import CLAIM_LENGTH, World
 pytestmark = pytest.mark.extended
 
 LAPSE = CLAIM_LENGTH / 1_000
-
-
-@pytest.fixture
-async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    opened = await open_bench(clock)
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-def one(bench: TableBench) -> World:
-    """A process."""
-    return bench.world(worker="one")
-
-
-@pytest.fixture
-def two(bench: TableBench) -> World:
-    """Another one."""
-    return bench.world(worker="two")
 
 
 @pytest.mark.parametrize("carried_out", [True, False])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -26,24 +25,15 @@ from conveyor.prod.dynamodb.task_rows import (
     remove_untouched,
 )
 from conveyor.testing.clock import FakeClock
-from tests.conformance.dynamo_runs import TableBench, additions, open_bench, settles
+from tests.conformance.dynamo_runs import TableBench, additions, settles
 from tests.conformance.world import World, spec
 
 pytestmark = pytest.mark.extended
 
 
 @pytest.fixture
-async def bench(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TableBench]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    opened = await open_bench(clock)
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-def world(bench: TableBench) -> World:
-    return bench.world(worker="one")
+def world(one: World) -> World:
+    return one
 
 
 def some_rows(count: int) -> list[tuple[Key, Item]]:

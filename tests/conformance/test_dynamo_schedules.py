@@ -23,7 +23,7 @@ from conveyor.ports.records import IdempotencyScope
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.dynamodb.client import Item
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, fire_key, job_key, place_key, schedules
-from conveyor.prod.dynamodb.store import RetentionDays, open_store
+from conveyor.prod.dynamodb.store import StoreTerms, open_store
 from conveyor.testing.clock import FakeClock
 from tests.conformance.bindings import Store
 from tests.conformance.dynamo_records import (
@@ -487,7 +487,7 @@ async def test_the_retention_of_rows_is_the_stores(bench: Bench) -> None:
         table=bench.table.name,
         clock=SystemClock(),
         worker="w",
-        retention=RetentionDays(fires=2),
+        terms=StoreTerms(fire_days=2),
     )
     job = await scheduled(world)
     row = skipped(world, world.now)

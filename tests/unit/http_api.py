@@ -18,7 +18,7 @@ import httpx
 import jsonschema_rs
 from prometheus_client import CollectorRegistry, Counter
 
-from conveyor.dev.binding import open_binding
+from conveyor.dev.binding import DevOptions, open_binding
 from conveyor.domain.deliveries import (
     AttemptResult,
     EventDelivery,
@@ -211,12 +211,14 @@ async def open_api(
     sessions: SessionOptions | None = None,
     clock: FakeClock | None = None,
     dead_letters: DeadLetterQueue | None = None,
+    daily_tasks: int = 0,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service. `lookup` and `rules` are
-    those of receivers. Without `sessions` there is no dashboard."""
+    those of receivers. Without `sessions` there is no dashboard, without `daily_tasks` no limit of
+    tasks a day."""
     clock = clock or FakeClock()
-    dev = await open_binding(directory, clock)
+    dev = await open_binding(directory, clock, options=DevOptions(daily_tasks=daily_tasks))
     options.setdefault("public_origin", ORIGIN)
     webhooks = WebhookSender(clock, rules, lookup=lookup)
     ports = replace(dev.ports, dead_letters=dead_letters)

@@ -106,7 +106,7 @@ async def fits(fleet: Fleet, processes: int) -> None:
     [
         (1, 40),
         pytest.param(200, 15, marks=pytest.mark.extended),
-        pytest.param(1_000, 15, marks=pytest.mark.full),
+        pytest.param(1_000, 15, marks=(pytest.mark.full, pytest.mark.timeout(900))),
     ],
 )
 def test_a_fleet_on_one_run_fits_into_its_partitions(processes: int, each: int) -> None:

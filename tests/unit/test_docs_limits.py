@@ -156,6 +156,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),
     "unfinished jobs of a caller": (),
     "scheduled jobs of a caller": (),
+    "tasks of a caller a day": (),
     "newest jobs of a caller among which they are counted": (
         LEAST_COUNTED,
         COUNTED_PER_JOB,

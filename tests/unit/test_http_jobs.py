@@ -16,7 +16,7 @@ from zenrows.batch.models import (
 
 from conveyor.domain.api_keys import KeySealer
 from conveyor.ports.queues import run_queue
-from tests.disk import files_below
+from tests.disk import body_files, files_below
 from tests.unit.http_api import KEY, Api, open_api, problem_of
 
 
@@ -274,6 +274,38 @@ async def test_unfinished_jobs_are_limited_where_that_is_set(tmp_path: Path) -> 
         allowed = await api.client.post("/v1/jobs", json=document)
 
         problem_of(refused, status=429, code="quota_exceeded")
+        assert (foreign.status_code, allowed.status_code) == (201, 201)
+
+
+async def test_the_tasks_of_a_day_are_limited_where_that_is_set(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data", daily_tasks=4) as api:
+        job = await api.submit(2)
+        await api.drain(job)
+        keyed = {"Idempotency-Key": "one"}
+        path = f"/v1/jobs/{job['job_id']}/rerun"
+        made = await api.client.post(path, headers=keyed)
+        again = await api.client.post(path, headers=keyed)
+        assert (made.status_code, again.content) == (201, made.content)
+        await api.drain(made.json())
+        kept = body_files(api.directory)
+        document = {"tasks": [{"url": "https://a.test/"}] * 2}
+
+        for one in (
+            await api.client.post("/v1/jobs", json=document),
+            await api.client.post("/v1/jobs", json=document | {"async": True}),
+            await api.client.post(path),
+        ):
+            problem = problem_of(one, status=429, code="quota_exceeded")
+            assert problem["detail"] == (
+                "at most 4 tasks a day are accepted (CONVEYOR_CALLER_DAILY_TASKS); "
+                "this day ends at 2026-01-02T00:00:00Z"
+            )
+            assert one.headers["Retry-After"] == "86400"
+        assert body_files(api.directory) == kept
+
+        foreign = await api.foreign.post("/v1/jobs", json=document)
+        await api.clock.advance(86_400.0)
+        allowed = await api.client.post(path)
         assert (foreign.status_code, allowed.status_code) == (201, 201)
 
 

@@ -68,6 +68,21 @@ async def test_each_minute_has_a_run_with_the_results_of_all_tasks(tmp_path: Pat
 
 
 @pytest.mark.slow
+async def test_fires_over_the_tasks_of_a_day_are_skipped(tmp_path: Path) -> None:
+    async with outage_world(tmp_path, caller_daily_tasks=len(TASKS) + 2) as world:
+        job_id = await _submit(world, schedule=EACH_MINUTE)
+        await world.clock.advance(MINUTE - 10.0)
+        await _until_run(world, job_id, 1)
+        await world.clock.advance(2 * MINUTE)
+        fires = (await world.get(f"/v1/jobs/{job_id}/schedule/fires"))["fires"]
+        [skipped, started] = [(one["status"], one.get("reason")) for one in fires]
+        assert (skipped, started) == (("skipped", "quota_exceeded"), ("started", None))
+        assert len(await _runs(world, job_id)) == 1
+        # Two tasks are left of the day.
+        await world.submit(2)
+
+
+@pytest.mark.slow
 async def test_fires_at_a_limit_of_unfinished_jobs_are_skipped(tmp_path: Path) -> None:
     async with outage_world(tmp_path, max_active_jobs=1) as world:
         job_id = await _submit(world, schedule=EACH_MINUTE)

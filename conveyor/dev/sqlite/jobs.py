@@ -20,6 +20,7 @@ from conveyor.dev.sqlite.rows import (
 )
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
+    accept_tasks,
     end_of_tasks,
     find_job,
     find_place,
@@ -39,10 +40,11 @@ from conveyor.ports.records import Appended, AppendRequest, IdempotencyScope, St
 
 
 class SqliteJobs(Jobs):
-    """The jobs port."""
+    """The jobs port. A caller has `daily_tasks` accepted a day; 0 means no limit."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, daily_tasks: int = 0) -> None:
         self._database = database
+        self._daily_tasks = daily_tasks
 
     async def create_job(
         self,
@@ -62,6 +64,7 @@ class SqliteJobs(Jobs):
             except sqlite3.IntegrityError:
                 raise ConveyorError(ErrorCode.CONFLICT, "the job exists already") from None
             if run is not None and place is not None:
+                self._accept(connection, job.caller, run.stats.total, run.created_at)
                 insert_tasks(connection, place, tasks, now=run.created_at)
                 insert_entries(connection, job, run)
             store_answer(connection, once, answer)
@@ -121,6 +124,7 @@ class SqliteJobs(Jobs):
                     ErrorCode.QUOTA_EXCEEDED,
                     f"the run would hold more than {request.max_tasks} tasks",
                 )
+            self._accept(connection, caller, len(request.specs), now)
             _add(connection, run, request.specs, now=now)
             if request.last_batch:
                 end_of_tasks(connection, need_view(connection, caller, job_id), now=now)
@@ -190,6 +194,9 @@ class SqliteJobs(Jobs):
 
     async def purge_job(self, job_id: str) -> None:
         await self._database.write(lambda connection: purge_jobs(connection, job_id))
+
+    def _accept(self, connection: sqlite3.Connection, caller: str, tasks: int, now: int) -> None:
+        accept_tasks(connection, caller, tasks, limit=self._daily_tasks, now=now)
 
 
 _PURGED = """

@@ -24,6 +24,7 @@ from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
 from conveyor.dev.sqlite.outbox import insert_entries
 from conveyor.dev.sqlite.rows import INDEX_BITS, INDEX_MASK, KeyRange, insert_run
 from conveyor.dev.sqlite.states import (
+    accept_tasks,
     count_rows,
     find_place,
     find_run,
@@ -200,6 +201,8 @@ def make_rerun(
     request: RerunRequest,
     answer: Callable[[Rerun], StoredResponse],
     once: IdempotencyScope | None,
+    *,
+    daily_tasks: int,
 ) -> StoredResponse:
     """Make the run, unless it exists, and render its answer. Raises as `Runs.rerun` does."""
     earlier = stored_answer(connection, once)
@@ -220,6 +223,8 @@ def make_rerun(
             _make(connection, request, source, sequence=view.job.run_count + 1)
         new = find_run(connection, request.run_id)
         assert new is not None
+        retried = new.stats.total - new.stats.inherited
+        accept_tasks(connection, request.caller, retried, limit=daily_tasks, now=request.now)
         insert_entries(connection, view.job, new)
         connection.execute(
             "UPDATE jobs SET latest_run_id = ?, run_count = run_count + 1, "

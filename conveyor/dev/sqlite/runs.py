@@ -86,10 +86,11 @@ def changed_sql(*, of_caller: bool, live: bool | None, below: bool) -> str:
 
 
 class SqliteRuns(Runs):
-    """The runs port."""
+    """The runs port. A caller has `daily_tasks` accepted a day; 0 means no limit."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, daily_tasks: int = 0) -> None:
         self._database = database
+        self._daily_tasks = daily_tasks
 
     async def get_run(self, caller: str, job_id: str, run_id: str | None) -> Run | None:
         sql = f"{_OF_CALLER} AND runs.run_id = ?"
@@ -168,7 +169,9 @@ class SqliteRuns(Runs):
         once: IdempotencyScope | None,
     ) -> StoredResponse:
         return await self._database.write(
-            lambda connection: make_rerun(connection, request, answer, once)
+            lambda connection: make_rerun(
+                connection, request, answer, once, daily_tasks=self._daily_tasks
+            )
         )
 
     async def delete_run(self, caller: str, job_id: str, run_id: str, *, now: int) -> None:

@@ -10,6 +10,7 @@ from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.idempotency import store_answer, stored_answer
 from conveyor.dev.sqlite.outbox import insert_entries
 from conveyor.dev.sqlite.rows import SELECT_JOB, insert_run, job_from, next_fire, to_json
+from conveyor.dev.sqlite.states import accept_tasks
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Job
 from conveyor.domain.scheduling import FireRecord
@@ -33,13 +34,16 @@ _fires = msgspec.json.Decoder(FireRecord)
 
 
 class SqliteSchedules(Schedules):
-    """The schedules port."""
+    """The schedules port. A caller has `daily_tasks` accepted a day; 0 means no limit."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, daily_tasks: int = 0) -> None:
         self._database = database
+        self._daily_tasks = daily_tasks
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
-        return await self._database.write(lambda connection: _make(connection, change))
+        return await self._database.write(
+            lambda connection: _make(connection, change, daily_tasks=self._daily_tasks)
+        )
 
     async def due_schedules(self, *, now: int, limit: int) -> list[Job]:
         return await self._jobs("fires_at <= ? ORDER BY fires_at LIMIT ?", (now, limit))
@@ -75,7 +79,7 @@ class SqliteSchedules(Schedules):
         return [job_from(row) for row in rows]
 
 
-def _make(connection: sqlite3.Connection, change: ScheduleChange) -> bool:
+def _make(connection: sqlite3.Connection, change: ScheduleChange, *, daily_tasks: int) -> bool:
     if stored_answer(connection, change.once) is not None:
         raise ConveyorError(ErrorCode.CONFLICT, "the request has been answered already")
     after = change.after
@@ -99,6 +103,8 @@ def _make(connection: sqlite3.Connection, change: ScheduleChange) -> bool:
             insert_run(connection, change.run, shards_of(after))
         except sqlite3.IntegrityError:
             raise ConveyorError(ErrorCode.CONFLICT, "the run exists already") from None
+        accepted, made_at = change.run.stats.total, change.run.created_at
+        accept_tasks(connection, after.caller, accepted, limit=daily_tasks, now=made_at)
         insert_entries(connection, after, change.run)
     for fire in change.fires:
         connection.execute(_NOTE, (after.job_id, fire.fire_id, fire.noted_at, to_json(fire)))

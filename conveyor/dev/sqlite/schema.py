@@ -437,6 +437,17 @@ GROUPS_BESIDE_STATES = (
 )
 """A task that fails moves in this index anyhow: an index of groups alone cost each failure 5 %."""
 
+DAILY_TASKS = (
+    """
+    CREATE TABLE daily_tasks ( -- one row a caller and day, if `CONVEYOR_CALLER_DAILY_TASKS` is set
+        day INTEGER NOT NULL, -- days since 1970 in UTC
+        caller TEXT NOT NULL, -- keyed hash of the API key
+        tasks INTEGER NOT NULL, -- tasks accepted on that day
+        PRIMARY KEY (day, caller)
+    ) WITHOUT ROWID
+    """,
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -449,6 +460,7 @@ STEPS = (
     TRACES,
     ENDED,
     GROUPS_BESIDE_STATES,
+    DAILY_TASKS,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

@@ -30,6 +30,7 @@ from conveyor.domain.model import Job, JobStatus, JobView, Run, RunStatus
 from conveyor.domain.result_shape import SIZE_BOUNDS, ResultShape, ShapeCounter
 from conveyor.domain.shards import Shards, ShardScheme
 from conveyor.domain.states import JOB_TRANSITIONS, RUN_TRANSITIONS, live_run_status
+from conveyor.records.quotas import daily_limit_reached, day_of
 
 _COUNT = """
     SELECT count(*) FROM tasks INDEXED BY tasks_by_state
@@ -52,6 +53,30 @@ _BODIES = f"""
     WHERE h.task_key > ? AND h.task_key <= ? AND h.result IS NOT NULL GROUP BY 1, 2 ORDER BY 4
 """
 """Bodies by the least size of their class and by Content-Type, the first tasks' first."""
+
+
+_ACCEPT = """
+    INSERT INTO daily_tasks (day, caller, tasks) VALUES (:day, :caller, :tasks)
+    ON CONFLICT DO UPDATE SET tasks = tasks + excluded.tasks
+    WHERE tasks + excluded.tasks <= :limit
+"""
+
+
+def accept_tasks(
+    connection: sqlite3.Connection, caller: str, tasks: int, *, limit: int, now: int
+) -> None:
+    """Count tasks as accepted today, if there is a `limit`; drop the counts of days long over.
+
+    Raises ConveyorError(quota_exceeded) if they would be more than the limit.
+    """
+    if not limit or not tasks:
+        return
+    day = day_of(now)
+    values = {"day": day, "caller": caller, "tasks": tasks, "limit": limit}
+    if tasks > limit or not connection.execute(_ACCEPT, values).rowcount:
+        raise daily_limit_reached(limit, now)
+    # Yesterday's count stays: a clock may be set back.
+    connection.execute("DELETE FROM daily_tasks WHERE day < ?", (day - 1,))
 
 
 class RowCounts(msgspec.Struct, frozen=True):

@@ -215,9 +215,10 @@ async def open_store(
     max_readers: int = 2,
     may_be_new: bool = True,
     work: OpenWork | None = None,
+    daily_tasks: int = 0,
 ) -> SqliteStore:
     """Open the store of a file, or create it where it `may_be_new`. Claims stay as they are until
-    `void_claims`.
+    `void_claims`. A caller has `daily_tasks` accepted a day; 0 means no limit.
 
     Removes idempotency keys that had expired by `now`, and tombstones of jobs without a run.
     Raises ConveyorError(unavailable) where the file cannot be used or is of another schema, and
@@ -243,15 +244,16 @@ async def open_store(
             readers.append(await open_reader(path))
             opened.push_async_callback(readers[-1].close)
         opened.pop_all()
-    return _store(path, Database(path, writer, readers, notes.pass_on, work=work), notes)
+    database = Database(path, writer, readers, notes.pass_on, work=work)
+    return _store(path, database, notes, daily_tasks=daily_tasks)
 
 
-def _store(path: Path, database: Database, notes: WriteNotes) -> SqliteStore:
+def _store(path: Path, database: Database, notes: WriteNotes, *, daily_tasks: int) -> SqliteStore:
     return SqliteStore(
         path,
         database,
-        SqliteJobs(database),
-        SqliteRuns(database),
+        SqliteJobs(database, daily_tasks=daily_tasks),
+        SqliteRuns(database, daily_tasks=daily_tasks),
         SqliteIdempotency(database),
         SqliteTasks(database),
         ingestion=SqliteIngestion(database),
@@ -261,6 +263,6 @@ def _store(path: Path, database: Database, notes: WriteNotes) -> SqliteStore:
         outbox=SqliteOutbox(database),
         signing_keys=SqliteSigningKeys(database),
         deliveries=SqliteDeliveries(database),
-        schedules=SqliteSchedules(database),
+        schedules=SqliteSchedules(database, daily_tasks=daily_tasks),
         run_writes=notes,
     )

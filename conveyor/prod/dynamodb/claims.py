@@ -44,8 +44,10 @@ from conveyor.prod.dynamodb.task_rows import (
     ClaimState,
     encode_event,
     encode_record,
+    is_too_large,
     read_claim,
     read_task,
+    shed_history,
     was_written_by,
 )
 
@@ -236,13 +238,17 @@ class Claims:
     async def _write(
         self, call: ClaimCall, update: str, condition: str, **values: Plain
     ) -> Item | None:
-        """Write the row and return it; if the condition failed, return the row as found."""
-        try:
-            return await self._table.update(call.key, update, condition=condition, **values)
-        except AwsRefused as refused:
-            if not refused.is_condition:
-                raise
-            return conflicting_item(refused)
+        """Write the row and return it; if the condition failed, return the row as found. A row
+        without room for the claim loses its history so far."""
+        while True:
+            try:
+                return await self._table.update(call.key, update, condition=condition, **values)
+            except AwsRefused as refused:
+                if is_too_large(refused) and await shed_history(self._table, call.key):
+                    continue
+                if not refused.is_condition:
+                    raise
+                return conflicting_item(refused)
 
     async def _write_ignoring_refusal(
         self, key: Key, update: str, condition: str, **values: Plain
@@ -302,22 +308,20 @@ async def settle_row(
 
     A try is not cancelled, because a row that moved must be counted. While the table is
     unavailable, tries are repeated for `patience` seconds: the condition on the claim number makes
-    a late one harmless. A row that would outgrow the item limit loses its history so far, so that
-    the task still ends. A row whose task ends gets `time_to_live`, if that is given. After
-    ConveyorError(unavailable), or a cancellation between two tries, the row may have moved all the
-    same.
+    a late one harmless. A row that would outgrow the item limit loses its history so far, but not
+    what it spent, so that the task still ends. A row whose task ends gets `time_to_live`, if that
+    is given. After ConveyorError(unavailable), or a cancellation between two tries, the row may
+    have moved all the same.
     """
     deadline = table.clock.monotonic() + patience
     token = table.clock.new_id()
-    resets_history = False
+    move = _RowUpdate.of(change, token, time_to_live)
     while True:
-        move = _RowUpdate.of(change, token, time_to_live, resets_history=resets_history)
         try:
             with anyio.CancelScope(shield=True):
                 await move.write(table, key, claim_number, now=now)
         except AwsRefused as refused:
-            if _is_too_large(refused) and not resets_history:
-                resets_history = True
+            if is_too_large(refused) and await shed_history(table, key):
                 continue
             if not refused.is_condition:
                 raise
@@ -334,10 +338,6 @@ async def settle_row(
             return True
 
 
-def _is_too_large(refused: AwsRefused) -> bool:
-    return refused.word == "ValidationException" and "size" in refused.message
-
-
 class _RowUpdate(NamedTuple):
     """The assignments of a settlement beyond those that every settlement makes, and their
     values."""
@@ -347,10 +347,8 @@ class _RowUpdate(NamedTuple):
     token: str
 
     @classmethod
-    def of(
-        cls, change: TaskChange, token: str, time_to_live: int | None, *, resets_history: bool
-    ) -> Self:
-        """Express a change as an update; `resets_history` replaces the history by its event."""
+    def of(cls, change: TaskChange, token: str, time_to_live: int | None) -> Self:
+        """Express a change as an update."""
         sets: list[str] = []
         values: dict[str, Plain] = {"status": str(change.status)}
         if change.attempts:
@@ -370,8 +368,7 @@ class _RowUpdate(NamedTuple):
             sets += ["#error = :error", "#failure = :failure", "failure_group = :group"]
             values |= _failure_values(change)
         if change.event is not None:
-            history = ":event" if resets_history else "list_append(#events, :event)"
-            sets.append(f"#events = {history}")
+            sets.append("#events = list_append(#events, :event)")
             values["event"] = [encode_event(change.event, token)]
         if time_to_live is not None and change.status in TERMINAL_TASK_STATES:
             sets.append(SET_EXPIRY)

@@ -65,7 +65,13 @@ from conveyor.prod.dynamodb.run_rows import (
     counters,
 )
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, task_partition, task_sort_key
-from conveyor.prod.dynamodb.task_rows import BodyKind, read_body_kind, read_problem
+from conveyor.prod.dynamodb.task_rows import (
+    BodyKind,
+    EventSpend,
+    read_body_kind,
+    read_problem,
+    read_spends,
+)
 
 KEPT_FOR = 2 * 86_400
 """Seconds that an item stays after its values have moved to the row: a process that was suspended
@@ -77,6 +83,7 @@ _TALLY_FIELDS = (
     "updated_at",
     "claimed_until",
     "events",
+    "shed_spend",
     "result",
     "error",
     "failure",
@@ -261,20 +268,6 @@ class _LiveClaimFound(Exception):
     """A task of the run is being worked."""
 
 
-class _EventSpend(msgspec.Struct, frozen=True):
-    credits: int = 0
-    cost: Decimal = Decimal(0)
-
-
-class _SpendOfEvent(msgspec.Struct, frozen=True):
-    """The part of an event that a recount reads."""
-
-    spend: _EventSpend = _EventSpend()
-
-
-_spend_of_event = msgspec.json.Decoder(_SpendOfEvent)
-
-
 class _TaskRow(msgspec.Struct, frozen=True):
     """The attributes of a task row that a recount reads."""
 
@@ -283,6 +276,7 @@ class _TaskRow(msgspec.Struct, frozen=True):
     updated_at: int
     claimed_until: int
     events: list[str]
+    shed_spend: str | None = None
     result: str | None = None
     error: str | None = None
     failure: TaskFailure = TaskFailure.OTHER
@@ -295,7 +289,7 @@ class _TallyEntry(NamedTuple):
 
     place: int
     row: _TaskRow
-    spent: list[_EventSpend]
+    spent: list[EventSpend]
     body: BodyKind | None
 
 
@@ -303,9 +297,7 @@ class _TallyEntry(NamedTuple):
 def _read_tally_entry(item: Item) -> _TallyEntry:
     """Decode the share of a task's item. Raises DamagedRow."""
     row = msgspec.convert(item, _TaskRow)
-    spent = [_spend_of_event.decode(text).spend for text in row.events]
-    if not all(spend.cost.is_finite() for spend in spent):
-        raise ValueError("not an amount of money")
+    spent = read_spends(row.events, row.shed_spend)
     body = (
         read_body_kind(row.result) if row.result and row.status is TaskStatus.SUCCESSFUL else None
     )

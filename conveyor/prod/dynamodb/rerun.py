@@ -60,7 +60,7 @@ from conveyor.prod.dynamodb.run_rows import (
     new_run_item,
 )
 from conveyor.prod.dynamodb.schema import ROW_SHAPE, SORT_KEY, Key, pin_key, place_key
-from conveyor.prod.dynamodb.submitting import IS_ABSENT
+from conveyor.prod.dynamodb.submitting import IS_ABSENT, DailyTasks
 
 MOST_PINS = 80
 """Pins that one transaction writes beside everything else."""
@@ -283,6 +283,7 @@ class _RerunCall:
         self._table = records.table
         self._job_reads = JobReads(records)
         self._responses = StoredResponses(records.table)
+        self._daily = DailyTasks(records)
         self._request = request
         self._answer = answer
         self._once = once
@@ -360,6 +361,8 @@ class _RerunCall:
         request = self._request
         source = await self._check_source(view)
         stats = source.run.run.stats
+        least = stats.total if request.statuses is None else 1
+        await self._daily.require_room(request.caller, least, now=request.now)
         if stats.total >= request.large_from:
             return await self._prepare_large(source)
         if stats.completed >= stats.total:
@@ -438,10 +441,13 @@ class _RerunCall:
         intent_parts = (
             [] if self._intent is None else [delete_intent_part(self._table, self._intent)]
         )
+        caller, now = self._request.caller, self._request.now
+        counted = self._daily.parts(caller, new.counts.fresh, now=now)
         parts = [
             *intent_parts,
             *transaction_parts(self._table, new),
             *self._responses.answer_parts(once, answer),
+            *counted,
         ]
         try:
             await self._table.transact(parts, token=self._table.clock.new_id())
@@ -449,6 +455,7 @@ class _RerunCall:
             self._is_overtaken = bool(intent_parts) and refused.reasons[:1] == (
                 "ConditionalCheckFailed",
             )
+            self._daily.refuse(counted, refused.reasons, now=now)
             raise
         self._records.places.remember(new.place)
         return answer

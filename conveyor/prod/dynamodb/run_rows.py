@@ -558,11 +558,12 @@ class Expression(NamedTuple):
 
 
 class DynamoRunRows:
-    """Reads and changes run rows."""
+    """Reads and changes run rows. A caller has `daily_tasks` accepted a day; 0 means no limit."""
 
-    def __init__(self, table: Table, places: RunPlaces) -> None:
+    def __init__(self, table: Table, places: RunPlaces, *, daily_tasks: int = 0) -> None:
         self.table = table
         self.places = places
+        self.daily_tasks = daily_tasks
 
     async def read(self, run_id: str) -> RunRow | None:
         """Read a run strongly by its id, with its sum; None if it is gone."""

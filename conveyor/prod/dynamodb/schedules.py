@@ -51,7 +51,7 @@ from conveyor.prod.dynamodb.schema import (
     fire_key,
     place_key,
 )
-from conveyor.prod.dynamodb.submitting import CONDITION_FAILED, IS_ABSENT
+from conveyor.prod.dynamodb.submitting import CONDITION_FAILED, IS_ABSENT, DailyTasks
 
 FIRE_RETENTION_DAYS = 30
 """Days that a row of the fires is kept, by default."""
@@ -71,6 +71,7 @@ class DynamoSchedules(Schedules):
         self._table = records.table
         self._job_reads = JobReads(records)
         self._responses = StoredResponses(records.table)
+        self._daily = DailyTasks(records)
         self._fire_retention_days = fire_retention_days
 
     async def change_schedule(self, change: ScheduleChange) -> bool:
@@ -84,13 +85,19 @@ class DynamoSchedules(Schedules):
             parts = await self._parts(change, known)
             if change.answer is not None:
                 parts += self._responses.answer_parts(once, change.answer)
+            counted: list[dict[str, Any]] = []
+            if change.run is not None:
+                accepted, made_at = change.run.stats.total, change.run.created_at
+                counted = self._daily.parts(change.after.caller, accepted, now=made_at)
             try:
                 # The token lets a repetition after a lost answer pass for the first call.
-                await self._table.transact(parts, token=self._table.clock.new_id())
+                await self._table.transact([*parts, *counted], token=self._table.clock.new_id())
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
                 _raise_if_run_exists(refused.reasons, change)
+                if change.run is not None:
+                    self._daily.refuse(counted, refused.reasons, now=change.run.created_at)
             else:
                 return True
         raise contention_error()

@@ -155,6 +155,11 @@ def idempotency_key(scope: str) -> Key:
     return Key(f"Key#{scope}", "Key")
 
 
+def daily_tasks_key(caller: str, day: int) -> Key:
+    """Key of the count of tasks that a caller had accepted on a day, in days since 1970."""
+    return Key(f"Daily#{caller}", f"Day#{day}")
+
+
 def input_item_key(input_id: str) -> Key:
     """Key of a file input."""
     return Key(f"Input#{input_id}", "Input")

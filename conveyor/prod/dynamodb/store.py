@@ -25,15 +25,17 @@ FLUSH_INTERVAL = 0.1
 """Seconds between two writes of what a process has counted in a run, by default."""
 
 
-class RetentionDays(NamedTuple):
-    """Days that rows stay: those of fires after their last change, those of tasks past their
-    results, for ever if that is 0."""
+class StoreTerms(NamedTuple):
+    """The days that rows stay: those of fires after their last change, those of tasks past their
+    results, for ever if that is 0. And the tasks that a caller has accepted a day, 0 for no
+    limit."""
 
-    fires: int = FIRE_RETENTION_DAYS
-    rows: int = ROW_RETENTION_DAYS
+    fire_days: int = FIRE_RETENTION_DAYS
+    row_days: int = ROW_RETENTION_DAYS
+    daily_tasks: int = 0
 
 
-USUAL_RETENTION = RetentionDays()
+USUAL_TERMS = StoreTerms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ async def open_store(
     worker: str,
     flush_interval: float = FLUSH_INTERVAL,
     patience: float = 0.0,
-    retention: RetentionDays = USUAL_RETENTION,
+    terms: StoreTerms = USUAL_TERMS,
 ) -> DynamoStore:
     """Open the store on an existing table.
 
@@ -86,8 +88,8 @@ async def open_store(
     the time in seconds, like `flush_interval`, during which a settlement is retried while the table
     is unavailable.
     """
-    client = Table(aws, table, clock, row_days=retention.rows)
-    records = DynamoRunRows(client, RunPlaces(client))
+    client = Table(aws, table, clock, row_days=terms.row_days)
+    records = DynamoRunRows(client, RunPlaces(client), daily_tasks=terms.daily_tasks)
     return DynamoStore(
         table=client,
         jobs=DynamoJobs(records),
@@ -101,5 +103,5 @@ async def open_store(
         outbox=DynamoOutbox(records),
         signing_keys=DynamoSigningKeys(client),
         deliveries=DynamoDeliveries(client),
-        schedules=DynamoSchedules(records, fire_retention_days=retention.fires),
+        schedules=DynamoSchedules(records, fire_retention_days=terms.fire_days),
     )

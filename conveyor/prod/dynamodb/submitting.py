@@ -54,18 +54,69 @@ from conveyor.prod.dynamodb.run_rows import (
     read_run_row,
 )
 from conveyor.prod.dynamodb.schema import (
+    ROW_SHAPE,
     Key,
     by_time,
+    daily_tasks_key,
     intent_key,
     intents,
     job_key,
     place_key,
 )
 from conveyor.prod.dynamodb.task_rows import insert_items, new_task_item, remove_untouched
+from conveyor.records.quotas import daily_limit_reached, day_of
 
 IS_ABSENT = "attribute_not_exists(pk)"
 CONDITION_FAILED = "ConditionalCheckFailed"
+SPARE_DAYS = 2
+"""Days for which the count of a day outlives it: a clock may be set back."""
+_DAY_SECONDS = 86_400
 INTENT_STANDS = "attribute_exists(pk) AND attribute_not_exists(abandoned)"
+
+
+class DailyTasks:
+    """Counts the tasks of callers by day of UTC, if there is a limit: in the very transaction that
+    accepts them, so that no call is counted twice or in part."""
+
+    def __init__(self, records: DynamoRunRows) -> None:
+        self._table = records.table
+        self._limit = records.daily_tasks
+
+    async def require_room(self, caller: str, tasks: int, *, now: int) -> None:
+        """Raise ConveyorError(quota_exceeded) if tasks have no room today, before their rows are
+        written. `parts` decides."""
+        if not self._limit or not tasks:
+            return
+        item = await self._table.get(daily_tasks_key(caller, day_of(now)))
+        if (0 if item is None else item["tasks"]) + tasks > self._limit:
+            raise daily_limit_reached(self._limit, now)
+
+    def parts(self, caller: str, tasks: int, *, now: int) -> list[dict[str, Any]]:
+        """Describe the counting of tasks, for the end of a transaction. Raises
+        ConveyorError(quota_exceeded) if they are more than the limit by themselves."""
+        if not self._limit or not tasks:
+            return []
+        if tasks > self._limit:
+            raise daily_limit_reached(self._limit, now)
+        day = day_of(now)
+        return [
+            self._table.update_part(
+                daily_tasks_key(caller, day),
+                "SET #shape = :shape, #ttl = :ttl ADD #tasks :count",
+                condition="attribute_not_exists(pk) OR #tasks <= :room",
+                tasks=AttributeName("tasks"),
+                shape=ROW_SHAPE,
+                ttl=(day + 1 + SPARE_DAYS) * _DAY_SECONDS,
+                count=tasks,
+                room=self._limit - tasks,
+            )
+        ]
+
+    def refuse(self, counted: Sequence[object], reasons: Sequence[str], *, now: int) -> None:
+        """Raise ConveyorError(quota_exceeded) if a transaction that ended with the parts `counted`
+        was refused for the limit alone; other reasons come first."""
+        if counted and CONDITION_FAILED in reasons[-1:] and CONDITION_FAILED not in reasons[:-1]:
+            raise daily_limit_reached(self._limit, now)
 
 
 class JobCreator:
@@ -75,6 +126,7 @@ class JobCreator:
         self._table = records.table
         self._places = records.places
         self._responses = responses
+        self._daily = DailyTasks(records)
 
     async def create(
         self,
@@ -90,22 +142,25 @@ class JobCreator:
             await self._create_alone(job, answer, once)
             return
         once = await self._responses.unanswered(once)
+        accepted, now = run.stats.total, run.created_at
+        await self._daily.require_room(job.caller, accepted, now=now)
+        counted = self._daily.parts(job.caller, accepted, now=now)
         place = RunPlace(run.run_id, job.job_id, run.run_sequence, shards_of(job))
         rows = [
             (
                 place.task_key(task.task_id),
-                new_task_item(task.task_id, task.spec, now=run.created_at),
+                new_task_item(task.task_id, task.spec, now=now),
             )
             for task in tasks
         ]
         if rows:
-            await self._table.put(_intent_of(place), intent_item(place, now=run.created_at))
+            await self._table.put(_intent_of(place), intent_item(place, now=now))
             await insert_items(self._table, rows)
         parts = self._parts(job, run, place, has_intent=bool(rows))
         for _ in range(TRIES):
             try:
                 await self._table.transact(
-                    [*parts, *self._responses.answer_parts(once, answer)],
+                    [*parts, *self._responses.answer_parts(once, answer), *counted],
                     token=self._table.clock.new_id(),
                 )
             except AwsRefused as refused:
@@ -113,6 +168,7 @@ class JobCreator:
                     raise
                 try:
                     _raise_refusal(refused.reasons, has_intent=bool(rows))
+                    self._daily.refuse(counted, refused.reasons, now=now)
                     once = await self._responses.unanswered(once)
                 except ConveyorError:
                     await self._remove_rows(place, [key for key, _ in rows])
@@ -365,11 +421,12 @@ class _OpenJob(NamedTuple):
 
 
 class _Commit(NamedTuple):
-    """The transaction that counts an addition, the run's part first, and the response that it
-    stores."""
+    """The transaction that counts an addition, the run's part first, and in the end the parts
+    `counted` of the caller's day; and the response that it stores."""
 
     parts: list[dict[str, Any]]
     answer: StoredResponse
+    counted: list[dict[str, Any]]
 
 
 class _AlreadyAnswered(Exception):
@@ -390,6 +447,7 @@ class TaskAppender:
         self._records = records
         self._job_reads = job_reads
         self._responses = responses
+        self._daily = DailyTasks(records)
         self._locks = KeyedLocks()
 
     async def append(self, addition: Addition) -> StoredResponse:
@@ -397,7 +455,9 @@ class TaskAppender:
         request = addition.request
         try:
             found = await self._open(addition)
-            check_quota(found.run, len(request.specs), max_tasks=request.max_tasks)
+            added = len(request.specs)
+            check_quota(found.run, added, max_tasks=request.max_tasks)
+            await self._daily.require_room(request.caller, added, now=request.now)
             if request.specs:
                 return await self._add(addition, found)
             return await self._commit(addition, found, None)
@@ -466,6 +526,7 @@ class TaskAppender:
             except AwsRefused as refused:
                 if not refused.is_condition:
                     raise
+                self._daily.refuse(step.counted, refused.reasons, now=addition.request.now)
                 found = await self._reread(addition, found, refused)
                 if reservation is not None and not reservation.is_pending_in(found.run):
                     raise ConveyorError(
@@ -514,7 +575,9 @@ class TaskAppender:
             parts.append(job_part(self._records.table, found.job, job))
         first = row.run.next_index if reservation is None else reservation.start
         answer = addition.answer(Appended(JobView(job.job, run), added, first))
-        return _Commit([*parts, *self._responses.answer_parts(found.once, answer)], answer)
+        counted = self._daily.parts(request.caller, added, now=request.now)
+        answers = self._responses.answer_parts(found.once, answer)
+        return _Commit([*parts, *answers, *counted], answer, counted)
 
 
 def _change(before: Run, after: Run, reservation: Reservation | None) -> Change:

@@ -12,6 +12,7 @@ answer, a redelivered message or a crash.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from decimal import Decimal
 
 import msgspec
 
@@ -191,6 +192,60 @@ def read_claim(item: Item) -> ClaimState:
 def read_events(item: Item) -> list[Event]:
     """Decode the history of a task, oldest event first. Raises DamagedRow."""
     return [_event.decode(text) for text in item["events"]]
+
+
+class EventSpend(msgspec.Struct, frozen=True):
+    """The spend of an event."""
+
+    credits: int = 0
+    cost: Decimal = Decimal(0)
+
+
+class _SpendOfEvent(msgspec.Struct, frozen=True):
+    spend: EventSpend = EventSpend()
+
+
+_spend_of_event = msgspec.json.Decoder(_SpendOfEvent)
+_spend = msgspec.json.Decoder(EventSpend)
+
+
+def read_spends(events: Sequence[str], shed: str | None) -> list[EventSpend]:
+    """Decode what the events of a row spent, and those that it shed. Raises ValueError."""
+    spends = [_spend_of_event.decode(text).spend for text in events]
+    spends += [] if shed is None else [_spend.decode(shed)]
+    if not all(one.cost.is_finite() for one in spends):
+        raise ValueError("not an amount of money")
+    return spends
+
+
+async def shed_history(table: Table, key: Key) -> bool:
+    """Drop the history of a row that has no room for more, and keep what it spent; return False if
+    there is none to drop. Does nothing to a row that moves meanwhile."""
+    item = await table.get(key)
+    if item is None or not item["events"]:
+        return False
+    spends = read_spends(item["events"], item.get("shed_spend"))
+    cost = sum((one.cost for one in spends), Decimal())
+    total = EventSpend(sum(one.credits for one in spends), cost)
+    try:
+        await table.update(
+            key,
+            "SET #events = :none, shed_spend = :spent",
+            condition="moved_by = :mover AND size(#events) = :length",
+            none=[],
+            spent=msgspec.json.encode(total).decode(),
+            mover=item["moved_by"],
+            length=len(item["events"]),
+        )
+    except AwsRefused as refused:
+        if not refused.is_condition:
+            raise
+    return True
+
+
+def is_too_large(refused: AwsRefused) -> bool:
+    """Return whether a write was refused because the item would outgrow the table's limit."""
+    return refused.word == "ValidationException" and "size" in refused.message
 
 
 def encode_event(event: Event, token: str) -> str:

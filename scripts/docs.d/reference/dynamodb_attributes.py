@@ -193,6 +193,7 @@ ITEMS: dict[str, ItemInfo] = {
             "moved_by": "token of the call that wrote it last",
             "events": "attempts and interruptions, JSON texts, each with `by`, the token of the "
             "call that wrote it",
+            "shed_spend": "spend of the events that had no room any more, as JSON; absent if none",
             "result": "key, type and size of the body, as JSON",
             "error": "the problem of the failure, as JSON",
             "failure": "the reason in the roll-up of its run",
@@ -307,6 +308,14 @@ ITEMS: dict[str, ItemInfo] = {
         {
             "fire": "the whole of it, as JSON",
             "ttl": "`CONVEYOR_FIRE_RETENTION_DAYS` after its last change",
+        },
+    ),
+    "daily tasks": ItemInfo(
+        schema.daily_tasks_key("CALLER", 20_423),
+        "what a caller had accepted on a day, if `CONVEYOR_CALLER_DAILY_TASKS` is set",
+        {
+            "tasks": "tasks accepted",
+            "ttl": "two days after the end of the day",
         },
     ),
     "permits": ItemInfo(
