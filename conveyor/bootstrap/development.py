@@ -30,6 +30,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.gateway.counted import CountedGateway, CountedWebhooks
 from conveyor.http.app import AppOptions, create_app
+from conveyor.http.faults import ApiFaults
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
@@ -100,8 +101,9 @@ async def open_dev(
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
-        inbox=_inbox(binding, clock, machine, older) if inbox else None,
+        inbox=_inbox(binding, clock, moved, older, token=dev_token) if inbox else None,
         bench=_bench(clock, dev_token) if dev_token else None,
+        faults=ApiFaults(dev_token) if dev_token else None,
     )
     telemetry.histogram("http_seconds", app_options.took)
     app = create_app(
@@ -219,7 +221,12 @@ async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | N
 
 
 def _inbox(
-    binding: DevBinding, clock: Clock, machine: Clock, older_secrets: Sequence[bytes]
+    binding: DevBinding,
+    clock: Clock,
+    moved: MovedServer | None,
+    older_secrets: Sequence[bytes],
+    *,
+    token: str,
 ) -> Inbox:
     """Build the receiver of this server, which knows the signing keys of all callers."""
     ports = binding.ports
@@ -230,7 +237,9 @@ def _inbox(
         opened = (sealer.open(key.kid, key.sealed, caller=caller) for caller, key in sealed)
         return [key for key in opened if key is not None]
 
-    return Inbox(clock, secrets, machine=machine)
+    if moved is None:
+        return Inbox(clock, secrets, token=token)
+    return Inbox(clock, secrets, machine=moved.machine, token=token, work=moved.work)
 
 
 def _app_options(

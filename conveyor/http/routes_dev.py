@@ -6,8 +6,6 @@ They serve programs of this machine alone, and of them only those that have the 
 from __future__ import annotations
 
 import hmac
-import math
-import re
 from typing import NoReturn
 
 import msgspec
@@ -17,17 +15,16 @@ from starlette.routing import Route
 
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.text_rules import parse_rfc3339, quoted, rfc3339
+from conveyor.domain.text_rules import parse_duration, parse_rfc3339, quoted, rfc3339
 from conveyor.http.middleware import DEV_PATH, is_loopback
 from conveyor.http.request import json_response, read_small_body
 from conveyor.ports.idle import ClockControl, ClockState
+from conveyor.service.overview import Overviews
 
 CLOCK_PATH = f"{DEV_PATH}/clock"
+RUNS_PATH = f"{DEV_PATH}/runs"
 TOKEN_BYTES = 16
 """Random bytes of the token: 128 bits."""
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-_DURATION = re.compile(r"(-?)((?:\d{1,9}(?:\.\d{1,9})?(?:ms|[smhdw]))+)", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _MOVES = ("advance", "set", "shift", "run")
 
 
@@ -64,26 +61,23 @@ class Bench:
         self._clock = clock
         self._token = token
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return [Route(CLOCK_PATH, self._serve, methods=["GET", "POST"])]
+    def routes(self, overviews: Overviews) -> list[Route]:
+        """Return the routes; `overviews` shows the runs of all callers."""
+
+        async def runs(request: Request) -> Response:
+            check_developer(request, self._token)
+            return json_response(await overviews.all_runs())
+
+        return [
+            Route(CLOCK_PATH, self._serve, methods=["GET", "POST"]),
+            Route(RUNS_PATH, runs, methods=["GET"]),
+        ]
 
     async def _serve(self, request: Request) -> Response:
-        check_local(request)
-        self._check_token(request)
+        check_developer(request, self._token)
         if request.method == "POST":
             await self._move(await read_small_body(request))
         return json_response(clock_body(await self._clock.state()))
-
-    def _check_token(self, request: Request) -> None:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode(), self._token.encode())
-        if scheme.lower() != "bearer" or not self._token or not is_right:
-            raise ConveyorError(
-                ErrorCode.UNAUTHENTICATED,
-                f"{DEV_PATH} wants the token that `conveyor-dev --json` prints: "
-                "Authorization: Bearer TOKEN",
-            )
 
     async def _move(self, body: bytes) -> None:
         document = strict_json.decode(body)
@@ -119,16 +113,27 @@ def check_local(request: Request) -> None:
         )
 
 
+def check_developer(request: Request, token: str) -> None:
+    """Let through what a program of this machine sent itself, with the token of this server. Raises
+    ConveyorError: permission_denied, unauthenticated."""
+    check_local(request)
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    is_right = hmac.compare_digest(given.strip().encode(), token.encode())
+    if scheme.lower() != "bearer" or not token or not is_right:
+        raise ConveyorError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{DEV_PATH} wants the token that `conveyor-dev --json` prints: "
+            "Authorization: Bearer TOKEN",
+        )
+
+
 def duration(name: str, value: object) -> float:
     """Read a duration in seconds: a number of them, or a text such as 2h or 1d12h. Raises
     ConveyorError(invalid_argument)."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        _refuse(f"{name} takes seconds, or a duration such as 90s, 2h or 1d12h")
-    seconds = sum(float(count) * UNITS[unit] for count, unit in _PART.findall(found[2]))
-    return -seconds if found[1] else seconds
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        _refuse(f"{name} {error}")
 
 
 def clock_body(state: ClockState) -> ClockBody:
