@@ -1,4 +1,4 @@
-"""Routes below /_dev that move a development server for tests: its clock.
+"""Routes below /_dev that tests use: they move the clock of a development server, and empty it.
 
 They serve programs of this machine alone, and of them only those that have the server's token.
 """
@@ -6,6 +6,7 @@ They serve programs of this machine alone, and of them only those that have the 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import msgspec
@@ -23,6 +24,9 @@ from conveyor.service.overview import Overviews
 
 CLOCK_PATH = f"{DEV_PATH}/clock"
 RUNS_PATH = f"{DEV_PATH}/runs"
+RESET_PATH = f"{DEV_PATH}/reset"
+CONFIRMATION = {"confirm": "data"}
+"""The body of a request that destroys data."""
 TOKEN_BYTES = 16
 """Random bytes of the token: 128 bits."""
 _MOVES = ("advance", "set", "shift", "run")
@@ -55,11 +59,15 @@ class ClockBody(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The routes, guarded by a token, over what moves the server."""
+    """The routes, guarded by a token, over what moves the server. `empty` removes all of its data
+    but secrets and keys."""
 
-    def __init__(self, clock: ClockControl, token: str) -> None:
+    def __init__(
+        self, clock: ClockControl, token: str, empty: Callable[[], Awaitable[None]]
+    ) -> None:
         self._clock = clock
         self._token = token
+        self._empty = empty
 
     def routes(self, overviews: Overviews) -> list[Route]:
         """Return the routes; `overviews` shows the runs of all callers."""
@@ -69,11 +77,19 @@ class Bench:
             return json_response(await overviews.all_runs())
 
         return [
-            Route(CLOCK_PATH, self._serve, methods=["GET", "POST"]),
+            Route(CLOCK_PATH, self._serve_clock, methods=["GET", "POST"]),
+            Route(RESET_PATH, self._reset, methods=["POST"]),
             Route(RUNS_PATH, runs, methods=["GET"]),
         ]
 
-    async def _serve(self, request: Request) -> Response:
+    async def _reset(self, request: Request) -> Response:
+        check_developer(request, self._token)
+        if strict_json.decode(await read_small_body(request)) != CONFIRMATION:
+            _refuse('this removes all data of the server: send {"confirm": "data"}')
+        await self._empty()
+        return Response(status_code=204)
+
+    async def _serve_clock(self, request: Request) -> Response:
         check_developer(request, self._token)
         if request.method == "POST":
             await self._move(await read_small_body(request))
