@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from anyio import CancelScope
+
 from conveyor.bootstrap.loop import (
     LoopOptions,
     Outside,
@@ -24,6 +26,12 @@ from conveyor.bootstrap.loop import (
     webhooks_of,
 )
 from conveyor.bootstrap.moving import ManualControl, MovedServer, SystemControl
+from conveyor.bootstrap.recording import (
+    NO_RECORDING,
+    RecordedGateway,
+    RecordingChoice,
+    open_recorded,
+)
 from conveyor.bootstrap.relief import RelievedWorker
 from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -59,7 +67,8 @@ if TYPE_CHECKING:
 class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
     run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
-    call once it is to stop, and `aclose` to call at the end."""
+    call once it is to stop, `aclose` to call at the end, and `farewell` to call then, for what
+    there is to say."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -70,6 +79,7 @@ class Runtime:
     inbox: str
     moved: MovedServer | None
     hurry: Callable[[], None]
+    farewell: Callable[[], Sequence[str]]
     aclose: Callable[[], Awaitable[None]]
 
 
@@ -84,14 +94,16 @@ async def open_dev(
     origin: str,
     gateway: Gateway | None = None,
     dev_token: str = "",
+    recording: RecordingChoice = NO_RECORDING,
 ) -> Runtime:
     """Open everything of conveyor-dev without running it, on the address `origin`; a `dev_token`
     opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError if
-    the data directory cannot be opened."""
+    the data directory or the recording cannot be opened."""
     session_options(settings)  # unusable ones are told before anything is opened
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)
-    scraper = gateway or _gateway(settings, clock, moved)
+    recorded = await _recorded(settings, clock, moved, recording, gateway, binding)
+    scraper = recorded.gateway
     telemetry, (_, older) = Telemetry(), root_secrets(settings)
     inbox = _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
@@ -131,7 +143,8 @@ async def open_dev(
         inbox,
         moved,
         hurry=binding.store.database.hurry,
-        aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
+        farewell=recorded.farewell,
+        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
     )
 
 
@@ -175,6 +188,28 @@ def _gateway(settings: Settings, clock: Clock, moved: MovedServer | None) -> Gat
     if moved is None or settings.gateway == "fake":
         return gateway_of(settings, clock)
     return CountedGateway(gateway_of(settings, moved.machine), moved.work)
+
+
+async def _recorded(
+    settings: Settings,
+    clock: Clock,
+    moved: MovedServer | None,
+    choice: RecordingChoice,
+    given: Gateway | None,
+    binding: DevBinding,
+) -> RecordedGateway:
+    """Open the gateway, behind a recording if one is chosen; close the binding if that fails."""
+    try:
+        return await open_recorded(
+            choice,
+            lambda: given or _gateway(settings, clock, moved),
+            clock if moved is None else moved.machine,
+            None if moved is None else moved.work,
+        )
+    except BaseException:
+        with CancelScope(shield=True):
+            await binding.ports.aclose()
+        raise
 
 
 def _webhooks(

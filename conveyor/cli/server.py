@@ -8,9 +8,10 @@ import click
 
 from conveyor import __version__
 from conveyor.cli.commands import errors_as_one_line
-from conveyor.client.options import Directory, gateway_options
+from conveyor.client.options import Directory, gateway_options, stacked
 
 if TYPE_CHECKING:
+    from conveyor.bootstrap.recording import RecordingChoice
     from conveyor.roles.banner import BannerPrinter
     from conveyor.roles.production import RoleInfo
 
@@ -66,6 +67,24 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
         return run(from_environment(production=True, role=role, **flags), on_ready=ready)
 
 
+recording_options = stacked(
+    click.option(
+        "--record",
+        type=Directory(),
+        metavar="DIR",
+        help="Write what the gateway answers into a new directory, without secrets.",
+    ),
+    click.option(
+        "--replay", type=Directory(), metavar="DIR", help="Answer from what was recorded there."
+    ),
+    click.option(
+        "--missing",
+        type=click.Choice(["fail", "pass", "record"]),
+        help="Fail a call that --replay has no answer for, make it, or make and add it [fail].",
+    ),
+)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
@@ -91,6 +110,7 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
     metavar="INSTANT",
     help="First instant of such a clock in a new data directory [the present].",
 )
+@recording_options
 @click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
@@ -108,8 +128,11 @@ def conveyor_dev(
     banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
+    recorded = {name: flags.pop(name) or "" for name in ("record", "replay", "missing")}
     with errors_as_one_line(flags):
         if demo:
+            if any(recorded.values()):
+                raise click.UsageError("--demo takes no --record, --replay or --missing")
             if clock_mode != "system" or clock_start:
                 raise click.UsageError("--demo runs on the system's clock")
             return _demo(flags, banner)
@@ -121,7 +144,19 @@ def conveyor_dev(
             on_ready=lambda info: banner.ready(info, settings),
             on_stopping=banner.stopping,
             clock=ClockChoice(clock_mode, clock_start),
+            recording=_recording_choice(**recorded),
+            on_ended=banner.say,
         )
+
+
+def _recording_choice(record: str, replay: str, missing: str) -> RecordingChoice:
+    from conveyor.bootstrap.recording import RecordingChoice
+
+    if missing and not replay:
+        raise click.UsageError("--missing is about what --replay does not have")
+    if record and replay:
+        raise click.UsageError("--record and --replay exclude each other; see --missing record")
+    return RecordingChoice(record, replay, missing or "fail")
 
 
 def _demo(flags: dict[str, Any], banner: BannerPrinter) -> int:

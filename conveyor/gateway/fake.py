@@ -348,7 +348,7 @@ class FakeGateway:
         except ScrapeFailed as failed:
             failed.spend = spend
             raise
-        return Success(content, script.content_type, spend)
+        return Success(content, script.content_type, spend, status=status)
 
     def _refuse(self, request: ScrapeRequest, script: Behaviour, status: int) -> ScrapeFailed:
         after, now, cap = script.retry_after, self._clock.now(), self._retry_after_cap
@@ -403,6 +403,9 @@ class _FakeHeaders:
 
     def getall(self, name: str, /, default: list[str]) -> list[str]:
         return [self._fields[name]] if name in self._fields else default
+
+    def values(self) -> list[str]:
+        return list(self._fields.values())
 
 
 class _FakeAnswer:
