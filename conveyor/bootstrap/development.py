@@ -39,6 +39,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.gateway.counted import CountedGateway, CountedWebhooks
 from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.faults import ApiFaults
 from conveyor.http.inbox import Inbox
@@ -118,11 +119,11 @@ async def open_dev(
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
-    empty = _emptying(binding, worker, receiver, scraper)
+    empty = _emptying(binding, worker, receiver, gateway or scraper)
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
         inbox=receiver,
-        bench=_bench(clock, dev_token, empty) if dev_token else None,
+        bench=_bench(clock, dev_token, empty, gateway) if dev_token else None,
         faults=ApiFaults(dev_token) if dev_token else None,
     )
     telemetry.histogram("http_seconds", app_options.took)
@@ -255,14 +256,16 @@ def _emptying(
         if inbox is not None:
             inbox.clear()
         if isinstance(gateway, FakeGateway):
-            gateway.hits.clear()
+            gateway.clear()
 
     return lambda: worker.relieve(clear)
 
 
-def _bench(clock: Clock, token: str, empty: Callable[[], Awaitable[None]]) -> Bench:
+def _bench(
+    clock: Clock, token: str, empty: Callable[[], Awaitable[None]], gateway: Gateway | None
+) -> Bench:
     control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
-    return Bench(control, token, empty)
+    return Bench(control, token, empty, gateway if isinstance(gateway, RuledGateway) else None)
 
 
 async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:
