@@ -78,8 +78,8 @@ class Bench:
 
         return [
             Route(CLOCK_PATH, self._serve_clock, methods=["GET", "POST"]),
-            Route(RESET_PATH, self._reset, methods=["POST"]),
             Route(RUNS_PATH, runs, methods=["GET"]),
+            Route(RESET_PATH, self._reset, methods=["POST"]),
         ]
 
     async def _reset(self, request: Request) -> Response:
