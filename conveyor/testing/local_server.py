@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 from base64 import urlsafe_b64encode
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+)
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPException
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
 import anyio
+import anyio.to_thread
 import msgspec
 from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from conveyor.client.api import Api, connect
 from conveyor.client.wire import RunReply
 from conveyor.clock import JournalLine, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.gateway.fake import Behaviour, FakeGateway, Hits, is_understood
+from conveyor.http.middleware import DEV_PATH
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
 from conveyor.roles.dev import ClockChoice, ServerInfo, serve
 from conveyor.settings import Settings, load
+from conveyor.testing.dev_routes import ApiFailures, DevRoutes, ServerInbox, ServerSchedules
 
 API_KEY = "test-key"
 FAKE_ORIGIN = "http://fake.test"
 WORDS = frozenset(Behaviour.__struct_fields__)
 """The keywords of `ConveyorServer.url`."""
 _POLL = 0.01
+LOG_LINES = 20
+"""Lines of the log in a report."""
+_LOG = logging.getLogger("conveyor")
 
 
 @contextmanager
@@ -111,11 +126,11 @@ class ServerClock:
 
 
 class ConveyorServer:
-    """The value of the fixture `conveyor_server`: a server over the fake gateway.
+    """A server over the fake gateway, as the fixtures and `conveyor.testing.server` give it.
 
     `base_url` ends in `/v1`; `api_key` is any key that the test chooses; `hits` lists the calls
-    that reached the gateway. Events that a test sends to `inbox` and a name of its own are kept and
-    can be read there. `dev_token` opens /_dev/clock.
+    that reached the gateway. `api` makes requests to the API fail, `inbox` keeps events that are
+    sent to it, `schedules` fires them. `dev_token` opens the routes below /_dev.
     """
 
     def __init__(
@@ -124,15 +139,22 @@ class ConveyorServer:
         portal: BlockingPortal,
         hits: Hits,
         clock: ManualClock | None = None,
+        *,
+        log: deque[str],
     ) -> None:
         self._clock = None if clock is None else ServerClock(clock, portal)
         self.data_dir = Path(info.data_dir)
-        self.inbox = info.inbox
         self.dev_token = info.dev_token
         self.base_url = info.api
+        self.origin = info.api.removesuffix("/v1")
         self.api_key = API_KEY
         self.hits = hits
+        self._dev = DevRoutes(self.origin, info.dev_token)
+        self.api = ApiFailures(self._dev)
+        self.inbox = ServerInbox(self._dev)
+        self.schedules = ServerSchedules(self._dev, self.api_key, lambda at: self.clock.set(at))
         self._portal = portal
+        self._log = log
 
     @property
     def clock(self) -> ServerClock:
@@ -166,67 +188,170 @@ class ConveyorServer:
         address = f"{FAKE_ORIGIN}/{path.lstrip('/')}"
         return f"{address}?{urlencode(query)}" if query else address
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that lead a program, or the published client, to this server."""
+        return {
+            "CONVEYOR_URL": self.base_url,
+            "CONVEYOR_DEV_URL": f"{self.origin}{DEV_PATH}",
+            "ZENROWS_BATCH_BASE_URL": self.base_url,
+            "ZENROWS_API_KEY": self.api_key,
+        }
+
     def drain(self, timeout: float = 10.0) -> None:
-        """Wait until the work for `api_key` is done: each run has ended, or belongs to an open job
+        """Wait until the work of all callers is done: each run has ended, or belongs to an open job
         whose tasks have all ended. A manual clock is moved over backoffs.
 
         Raises TimeoutError after `timeout` seconds.
         """
-        if self._clock is not None:
-            self._clock.run_until_idle()
-        self._portal.call(self._drained, timeout)
-
-    async def _drained(self, timeout: float) -> None:
         clock = SystemClock()
         deadline = clock.monotonic() + timeout
-        async with connect(self.base_url, self.api_key, clock) as api:
-            while busy := [run async for run in _busy_runs(api)]:
-                if clock.monotonic() > deadline:
-                    listed = ", ".join(_describe(run) for run in busy)
-                    raise TimeoutError(f"not drained after {timeout:g} s: {listed}")
-                await clock.sleep(_POLL)
+        while True:
+            if self._clock is not None:
+                self._clock.run_until_idle()
+            busy = self._dev.runs()["busy"]
+            if not busy:
+                return
+            if clock.monotonic() > deadline:
+                listed = ", ".join(_describe(job) for job in busy)
+                raise TimeoutError(f"not drained after {timeout:g} s: {listed}")
+            self._portal.call(clock.sleep, _POLL)
+
+    async def adrain(self, timeout: float = 10.0) -> None:
+        """Wait as `drain` does, and let the loop of the test go on meanwhile."""
+        await anyio.to_thread.run_sync(self.drain, timeout)
+
+    def reset(self) -> None:
+        """Remove all data, what came to the inbox, the counts of the gateway, and all that this
+        test asked for. Secrets, keys and the clock stay."""
+        self._dev.reset()
+        self._log.clear()
+
+    def report(self) -> str:
+        """Return what is known of a test that failed: the latest runs, their counters and reasons
+        of failure, and the last lines of the log."""
+        try:
+            latest = self._dev.runs()["latest"]
+        except (OSError, HTTPException, ConveyorError) as error:
+            lines = [f"the server does not tell its runs: {type(error).__name__}"]
+        else:
+            lines = [_describe(job) for job in latest] or ["no runs"]
+        lines += ["last lines of the log:", *self._log] if self._log else []
+        text = "\n".join(lines)
+        for secret in (self.api_key, self.dev_token):
+            text = text.replace(secret, "…") if secret else text
+        return text
 
 
-async def _busy_runs(api: Api) -> AsyncIterator[RunReply]:
-    cursor = None
-    while True:
-        page = await api.jobs(limit=100, status=None, cursor=cursor)
-        for job in page.jobs:
-            run = job.latest_run
-            if run is not None and run.live and not run.idle:
-                yield run
-        cursor = page.next_cursor
-        if not cursor:
-            return
-
-
-def _describe(run: RunReply) -> str:
+def _describe(job: Mapping[str, Any]) -> str:
+    run = msgspec.convert(job["run"], RunReply)
     state = "paused" if run.paused else run.status
-    return f"job {run.job_id} is {state} with {run.stats.completed} of {run.stats.total} done"
+    stats = run.stats
+    text = f"job {run.job_id} is {state} with {stats.completed} of {stats.total} done"
+    if stats.failed:
+        reasons = (f"{count} {reason}" for reason, count in (stats.failure_reasons or {}).items())
+        text += f", {stats.failed} failed ({', '.join(reasons)})"
+    return text if run.waiting is None else f"{text}, waits: {run.waiting.reason}"
+
+
+class _LastLines(logging.Handler):
+    """Keeps the last lines of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=LOG_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(f"{record.levelname} {record.name}: {record.getMessage()}")
+
+
+class ServerRun(
+    AbstractContextManager[ConveyorServer], AbstractAsyncContextManager[ConveyorServer]
+):
+    """A server that runs while its context is open; see `conveyor.testing.server`.
+
+    An error that leaves the context gets the server's report as a note.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None,
+        *,
+        clock: str = "system",
+        clock_start: str = "",
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._data_dir = data_dir
+        self._choice = ClockChoice(clock, clock_start)
+        self._settings = settings
+        self._stack = ExitStack()
+        self._server: ConveyorServer | None = None
+
+    def __enter__(self) -> ConveyorServer:
+        """Start the server. Raises ConveyorError if it cannot start, TypeError for an unknown
+        setting."""
+        with ExitStack() as stack:
+            directory = self._data_dir
+            if directory is None:
+                directory = Path(stack.enter_context(TemporaryDirectory(prefix="conveyor-")))
+            self._server = stack.enter_context(
+                _boot(directory, self._choice.make(), self._settings)
+            )
+            self._stack = stack.pop_all()
+        return self._server
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and self._server is not None:
+            error.add_note(f"conveyor: {self._server.report()}")
+        self._server = None
+        self._stack.close()
+
+    async def __aenter__(self) -> ConveyorServer:
+        """Start the server, and let the loop of the test go on meanwhile."""
+        return await anyio.to_thread.run_sync(self.__enter__)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.__exit__, kind, error, traceback)
+
+
+def conveyor_server(
+    data_dir: Path, *, clock: str = "system", clock_start: str = "", **settings: Any
+) -> ServerRun:
+    """Run a server in a directory that stays; see `conveyor.testing.server`."""
+    return ServerRun(data_dir, clock=clock, clock_start=clock_start, settings=settings)
 
 
 @contextmanager
-def conveyor_server(
-    data_dir: Path, *, clock: str = "system", clock_start: str = "", **settings: Any
-) -> Iterator[ConveyorServer]:
-    """Run a server for one test on a free port, silent, over the fake gateway, without the
-    environment's settings; `settings` are fields of `Settings`.
-
-    With `clock="manual"` the test moves its clock, which starts at `clock_start`, by default the
-    present; attempts then wait as long as in production.
-    """
-    made = ClockChoice(clock, clock_start).make()
+def _boot(data_dir: Path, made: Clock, settings: Mapping[str, Any]) -> Iterator[ConveyorServer]:
     manual = made if isinstance(made, ManualClock) else None
     defaults: dict[str, Any] = {"port": 0, "shutdown_grace": 0.0}
     if manual is None:
         defaults["retry_base"] = 0.01
     chosen = load({}, data_dir=str(data_dir), **{**defaults, **settings})
     gateway = FakeGateway(made) if manual is None else _NotedGateway(manual)
-    with serving(chosen, gateway=gateway, clock=made) as (info, portal):
-        server = ConveyorServer(info, portal, gateway.hits, manual)
-        if manual is not None:
-            server.clock.advance()
-        yield server
+    log = _LastLines()
+    _LOG.addHandler(log)
+    try:
+        with serving(chosen, gateway=gateway, clock=made) as (info, portal):
+            server = ConveyorServer(info, portal, gateway.hits, manual, log=log.lines)
+            if manual is not None:
+                server.clock.advance()
+            yield server
+    finally:
+        _LOG.removeHandler(log)
+        log.close()
 
 
 class _NotedGateway(FakeGateway):
