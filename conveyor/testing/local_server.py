@@ -152,7 +152,7 @@ class ConveyorServer:
         self._dev = DevRoutes(self.origin, info.dev_token)
         self.api = ApiFailures(self._dev)
         self.inbox = ServerInbox(self._dev)
-        self.schedules = ServerSchedules(self._dev, self.api_key, lambda at: self.clock.set(at))
+        self.schedules = ServerSchedules(self._dev, self.api_key, lambda: self.clock)
         self._portal = portal
         self._log = log
 
