@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from anyio import CancelScope
+
 from conveyor.bootstrap.loop import (
     LoopOptions,
     Outside,
@@ -24,6 +26,12 @@ from conveyor.bootstrap.loop import (
     webhooks_of,
 )
 from conveyor.bootstrap.moving import ManualControl, MovedServer, SystemControl
+from conveyor.bootstrap.recording import (
+    NO_RECORDING,
+    RecordedGateway,
+    RecordingChoice,
+    open_recorded,
+)
 from conveyor.bootstrap.relief import RelievedWorker
 from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
@@ -31,6 +39,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.gateway.counted import CountedGateway, CountedWebhooks
 from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.faults import ApiFaults
 from conveyor.http.inbox import Inbox
@@ -59,7 +68,8 @@ if TYPE_CHECKING:
 class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
     run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
-    call once it is to stop, and `aclose` to call at the end."""
+    call once it is to stop, `aclose` to call at the end, and `farewell` to call then, for what
+    there is to say."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -70,6 +80,7 @@ class Runtime:
     inbox: str
     moved: MovedServer | None
     hurry: Callable[[], None]
+    farewell: Callable[[], Sequence[str]]
     aclose: Callable[[], Awaitable[None]]
 
 
@@ -84,14 +95,16 @@ async def open_dev(
     origin: str,
     gateway: Gateway | None = None,
     dev_token: str = "",
+    recording: RecordingChoice = NO_RECORDING,
 ) -> Runtime:
     """Open everything of conveyor-dev without running it, on the address `origin`; a `dev_token`
     opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError if
-    the data directory cannot be opened."""
+    the data directory or the recording cannot be opened."""
     session_options(settings)  # unusable ones are told before anything is opened
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)
-    scraper = gateway or _gateway(settings, clock, moved)
+    recorded = await _recorded(settings, clock, moved, recording, gateway, binding)
+    scraper = recorded.gateway
     telemetry, (_, older) = Telemetry(), root_secrets(settings)
     inbox = _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
@@ -107,11 +120,11 @@ async def open_dev(
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
     faults = ApiFaults(dev_token)
-    empty = _emptying(binding, worker, receiver, scraper, faults)
+    empty = _emptying(binding, worker, receiver, gateway or scraper, faults)
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
         inbox=receiver,
-        bench=_bench(clock, dev_token, empty) if dev_token else None,
+        bench=_bench(clock, dev_token, empty, gateway) if dev_token else None,
         faults=faults if dev_token else None,
     )
     telemetry.histogram("http_seconds", app_options.took)
@@ -132,7 +145,8 @@ async def open_dev(
         inbox,
         moved,
         hurry=binding.store.database.hurry,
-        aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
+        farewell=recorded.farewell,
+        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
     )
 
 
@@ -176,6 +190,28 @@ def _gateway(settings: Settings, clock: Clock, moved: MovedServer | None) -> Gat
     if moved is None or settings.gateway == "fake":
         return gateway_of(settings, clock)
     return CountedGateway(gateway_of(settings, moved.machine), moved.work)
+
+
+async def _recorded(
+    settings: Settings,
+    clock: Clock,
+    moved: MovedServer | None,
+    choice: RecordingChoice,
+    given: Gateway | None,
+    binding: DevBinding,
+) -> RecordedGateway:
+    """Open the gateway, behind a recording if one is chosen; close the binding if that fails."""
+    try:
+        return await open_recorded(
+            choice,
+            lambda: given or _gateway(settings, clock, moved),
+            clock if moved is None else moved.machine,
+            None if moved is None else moved.work,
+        )
+    except BaseException:
+        with CancelScope(shield=True):
+            await binding.ports.aclose()
+        raise
 
 
 def _webhooks(
@@ -226,14 +262,16 @@ def _emptying(
         if inbox is not None:
             inbox.clear()
         if isinstance(gateway, FakeGateway):
-            gateway.hits.clear()
+            gateway.clear()
 
     return lambda: worker.relieve(clear)
 
 
-def _bench(clock: Clock, token: str, empty: Callable[[], Awaitable[None]]) -> Bench:
+def _bench(
+    clock: Clock, token: str, empty: Callable[[], Awaitable[None]], gateway: Gateway | None
+) -> Bench:
     control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
-    return Bench(control, token, empty)
+    return Bench(control, token, empty, gateway if isinstance(gateway, RuledGateway) else None)
 
 
 async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:

@@ -8,9 +8,10 @@ import click
 
 from conveyor import __version__
 from conveyor.cli.commands import errors_as_one_line
-from conveyor.client.options import Directory, gateway_options
+from conveyor.client.options import Directory, gateway_options, stacked
 
 if TYPE_CHECKING:
+    from conveyor.bootstrap.recording import RecordingChoice
     from conveyor.roles.banner import BannerPrinter
     from conveyor.roles.production import RoleInfo
 
@@ -66,6 +67,24 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
         return run(from_environment(production=True, role=role, **flags), on_ready=ready)
 
 
+recording_options = stacked(
+    click.option(
+        "--record",
+        type=Directory(),
+        metavar="DIR",
+        help="Write what the gateway answers into a new directory, without secrets.",
+    ),
+    click.option(
+        "--replay", type=Directory(), metavar="DIR", help="Answer from what was recorded there."
+    ),
+    click.option(
+        "--missing",
+        type=click.Choice(["fail", "pass", "record"]),
+        help="Fail a call that --replay has no answer for, make it, or make and add it [fail].",
+    ),
+)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
@@ -91,12 +110,26 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
     metavar="INSTANT",
     help="First instant of such a clock in a new data directory [the present].",
 )
+@recording_options
+@click.option(
+    "--rules",
+    type=click.Path(dir_okay=False),
+    default="",
+    metavar="FILE",
+    help="Rules of the fake gateway, and names to redact, in TOML; read again when it changes.",
+)
 @click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
 def conveyor_dev(
-    quiet: bool, as_json: bool, demo: bool, clock_mode: str, clock_start: str, **flags: Any
+    quiet: bool,
+    as_json: bool,
+    demo: bool,
+    clock_mode: str,
+    clock_start: str,
+    rules: str,
+    **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
 
@@ -108,20 +141,38 @@ def conveyor_dev(
     banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
+    recorded = {name: flags.pop(name) or "" for name in ("record", "replay", "missing")}
     with errors_as_one_line(flags):
         if demo:
+            if any(recorded.values()) or rules:
+                raise click.UsageError("--demo takes no --record, --replay, --missing or --rules")
             if clock_mode != "system" or clock_start:
                 raise click.UsageError("--demo runs on the system's clock")
             return _demo(flags, banner)
         settings = from_environment(**flags)
         from conveyor.roles.dev import ClockChoice, run
 
+        if rules and settings.gateway != "fake" and not any(recorded.values()):
+            raise click.UsageError("--rules is for --gateway fake, --record and --replay")
         return run(
             settings,
             on_ready=lambda info: banner.ready(info, settings),
             on_stopping=banner.stopping,
             clock=ClockChoice(clock_mode, clock_start),
+            recording=_recording_choice(**recorded),
+            on_ended=banner.say,
+            rules=rules,
         )
+
+
+def _recording_choice(record: str, replay: str, missing: str) -> RecordingChoice:
+    from conveyor.bootstrap.recording import RecordingChoice
+
+    if missing and not replay:
+        raise click.UsageError("--missing is about what --replay does not have")
+    if record and replay:
+        raise click.UsageError("--record and --replay exclude each other; see --missing record")
+    return RecordingChoice(record, replay, missing or "fail")
 
 
 def _demo(flags: dict[str, Any], banner: BannerPrinter) -> int:

@@ -1,4 +1,5 @@
-"""Routes below /_dev that tests use: they move the clock of a development server, and empty it.
+"""Routes below /_dev that tests use: they move the clock of a development server, empty it, and
+give its fake gateway rules.
 
 They serve programs of this machine alone, and of them only those that have the server's token.
 """
@@ -18,7 +19,8 @@ from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_duration, parse_rfc3339, quoted, rfc3339
 from conveyor.http.middleware import DEV_PATH, is_loopback
-from conveyor.http.request import json_response, read_small_body
+from conveyor.http.request import json_response, read_body, read_small_body
+from conveyor.ports.gateway import GatewayControl
 from conveyor.ports.idle import ClockControl, ClockState
 from conveyor.service.overview import Overviews
 
@@ -27,6 +29,10 @@ RUNS_PATH = f"{DEV_PATH}/runs"
 RESET_PATH = f"{DEV_PATH}/reset"
 CONFIRMATION = {"confirm": "data"}
 """The body of a request that destroys data."""
+RULES_PATH = f"{DEV_PATH}/gateway/rules"
+CALLS_PATH = f"{DEV_PATH}/gateway/requests"
+MOST_RULES_BYTES = 1 << 20
+_RULES_TYPES = {"application/toml": True, "application/json": False}
 TOKEN_BYTES = 16
 """Random bytes of the token: 128 bits."""
 _MOVES = ("advance", "set", "shift", "run")
@@ -60,14 +66,19 @@ class ClockBody(msgspec.Struct, frozen=True):
 
 class Bench:
     """The routes, guarded by a token, over what moves the server. `empty` removes all of its data
-    but secrets and keys."""
+    but secrets and keys; `gateway` is there where rules can be given to it."""
 
     def __init__(
-        self, clock: ClockControl, token: str, empty: Callable[[], Awaitable[None]]
+        self,
+        clock: ClockControl,
+        token: str,
+        empty: Callable[[], Awaitable[None]],
+        gateway: GatewayControl | None = None,
     ) -> None:
         self._clock = clock
         self._token = token
         self._empty = empty
+        self._gateway = gateway
 
     def routes(self, overviews: Overviews) -> list[Route]:
         """Return the routes; `overviews` shows the runs of all callers."""
@@ -80,7 +91,37 @@ class Bench:
             Route(CLOCK_PATH, self._serve_clock, methods=["GET", "POST"]),
             Route(RUNS_PATH, runs, methods=["GET"]),
             Route(RESET_PATH, self._reset, methods=["POST"]),
+            Route(RULES_PATH, self._install_rules, methods=["PUT"]),
+            Route(CALLS_PATH, self._serve_calls, methods=["GET", "DELETE"]),
         ]
+
+    async def _install_rules(self, request: Request) -> Response:
+        gateway = self._ruled(request)
+        media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if media_type not in _RULES_TYPES:
+            detail = "send the rules as application/toml or application/json"
+            raise ConveyorError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, detail)
+        announced = request.headers.get("Content-Length", "0")
+        if announced.isdecimal() and int(announced) > MOST_RULES_BYTES:
+            _refuse_size()
+        document = (await read_body(request)).joined()
+        if len(document) > MOST_RULES_BYTES:
+            _refuse_size()
+        gateway.install(document, is_toml=_RULES_TYPES[media_type])
+        return Response(status_code=204)
+
+    async def _serve_calls(self, request: Request) -> Response:
+        gateway = self._ruled(request)
+        if request.method == "GET":
+            return json_response(gateway.calls())
+        gateway.forget()
+        return Response(status_code=204)
+
+    def _ruled(self, request: Request) -> GatewayControl:
+        check_developer(request, self._token)
+        if self._gateway is None:
+            _refuse("this server has no fake gateway: start it with --gateway fake")
+        return self._gateway
 
     async def _reset(self, request: Request) -> Response:
         check_developer(request, self._token)
@@ -173,6 +214,11 @@ def _instant(value: object) -> int:
 
 def _refuse_instant() -> NoReturn:
     _refuse("set takes an instant with a zone, such as 2027-03-28T00:59:00Z")
+
+
+def _refuse_size() -> NoReturn:
+    detail = f"rules may have at most {MOST_RULES_BYTES:,} bytes"
+    raise ConveyorError(ErrorCode.PAYLOAD_TOO_LARGE, detail)
 
 
 def _refuse(detail: str) -> NoReturn:

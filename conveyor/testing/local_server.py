@@ -30,12 +30,14 @@ from conveyor.client.wire import RunReply
 from conveyor.clock import JournalLine, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
-from conveyor.gateway.fake import Behaviour, FakeGateway, Hits, is_understood
+from conveyor.gateway.fake import Behaviour, Hits, is_understood
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.http.middleware import DEV_PATH
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
+from conveyor.ports.gateway import Gateway, GatewayCall, ScrapeRequest, Success
 from conveyor.roles.dev import ClockChoice, ServerInfo, serve
 from conveyor.settings import Settings, load
+from conveyor.testing.answers import AnswerRule, ServerGateway
 from conveyor.testing.dev_routes import ApiFailures, DevRoutes, ServerInbox, ServerSchedules
 
 API_KEY = "test-key"
@@ -130,7 +132,8 @@ class ConveyorServer:
 
     `base_url` ends in `/v1`; `api_key` is any key that the test chooses; `hits` lists the calls
     that reached the gateway. `api` makes requests to the API fail, `inbox` keeps events that are
-    sent to it, `schedules` fires them. `dev_token` opens the routes below /_dev.
+    sent to it, `schedules` fires them, `gateway` and `when` answer the scrapes of the test's own
+    URLs. `dev_token` opens the routes below /_dev.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class ConveyorServer:
         hits: Hits,
         clock: ManualClock | None = None,
         *,
-        log: deque[str],
+        log: deque[str] | None = None,
     ) -> None:
         self._clock = None if clock is None else ServerClock(clock, portal)
         self.data_dir = Path(info.data_dir)
@@ -151,10 +154,11 @@ class ConveyorServer:
         self.hits = hits
         self._dev = DevRoutes(self.origin, info.dev_token)
         self.api = ApiFailures(self._dev)
+        self.gateway = ServerGateway(self._dev)
         self.inbox = ServerInbox(self._dev)
         self.schedules = ServerSchedules(self._dev, self.api_key, lambda: self.clock)
         self._portal = portal
-        self._log = log
+        self._log = deque[str]() if log is None else log
 
     @property
     def clock(self) -> ServerClock:
@@ -187,6 +191,20 @@ class ConveyorServer:
                 raise ValueError(f"url() takes no {word}={value!r}")
         address = f"{FAKE_ORIGIN}/{path.lstrip('/')}"
         return f"{address}?{urlencode(query)}" if query else address
+
+    def when(self, url: str, *, method: str = "") -> AnswerRule:
+        """Return a rule for the scrapes of URLs like this one; see `ServerGateway.when`."""
+        return self.gateway.when(url, method=method)
+
+    @property
+    def calls(self) -> list[GatewayCall]:
+        """Return the last 1,000 scrapes, oldest first: method, URL, params, headers and body, with
+        the values of secrets as digests."""
+        return self.gateway.calls
+
+    def assert_all_called(self) -> None:
+        """Raise AssertionError unless each rule of `when` has answered a call."""
+        self.gateway.assert_all_called()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -225,6 +243,7 @@ class ConveyorServer:
         """Remove all data, what came to the inbox, the counts of the gateway, and all that this
         test asked for. Secrets, keys and the clock stay."""
         self._dev.reset()
+        self.gateway.forget()
         self._log.clear()
 
     def report(self) -> str:
@@ -340,7 +359,7 @@ def _boot(data_dir: Path, made: Clock, settings: Mapping[str, Any]) -> Iterator[
     if manual is None:
         defaults["retry_base"] = 0.01
     chosen = load({}, data_dir=str(data_dir), **{**defaults, **settings})
-    gateway = FakeGateway(made) if manual is None else _NotedGateway(manual)
+    gateway = RuledGateway(made) if manual is None else _NotedGateway(manual)
     log = _LastLines()
     _LOG.addHandler(log)
     try:
@@ -354,7 +373,7 @@ def _boot(data_dir: Path, made: Clock, settings: Mapping[str, Any]) -> Iterator[
         log.close()
 
 
-class _NotedGateway(FakeGateway):
+class _NotedGateway(RuledGateway):
     """The fake gateway, with each call in the journal of the clock."""
 
     def __init__(self, clock: ManualClock) -> None:

@@ -50,9 +50,7 @@ def listed(server: ConveyorServer) -> int:
 def test_the_next_requests_that_fit_fail_without_effect(server: ConveyorServer) -> None:
     server.api.fail(503, times=2, path="/v1/jobs*", method="POST")
     server.api.fail(429, retry_after=7)
-    answers = []
-    for _ in range(4):
-        answers.append(submit(server, server.url("a")))
+    answers = [submit(server, server.url("a")) for _ in range(4)]
     assert [one.status_code for one in answers] == [503, 503, 429, 201]
     assert [one.json().get("code") for one in answers[:3]] == ["unavailable"] * 2 + ["rate_limited"]
     assert answers[2].headers["Retry-After"] == "7"
@@ -158,7 +156,7 @@ def test_a_path_next_without_the_token_is_an_event(server: ConveyorServer) -> No
     assert httpx.post(url, json={"status": 503}, headers=wrong, timeout=SECONDS).status_code == 401
     for answer in ({"status": 99}, {"times": 0}, {"delay": "soon"}, {"delay": -1.0}):
         with pytest.raises(ConveyorError) as caught:
-            server.inbox.next("hook", **answer)  # type: ignore[arg-type]
+            server.inbox.next("hook", **answer)
         assert caught.value.code is ErrorCode.INVALID_ARGUMENT
     server.inbox.clear("hook")
     assert server.inbox.requests("hook") == []
@@ -179,10 +177,14 @@ def test_a_schedule_fires_on_request() -> None:
 
 
 def test_an_error_that_leaves_the_context_tells_what_the_server_knows() -> None:
-    with pytest.raises(AssertionError) as caught, conveyor.testing.server() as server:
-        submit(server, server.url("gone", status=404))
-        server.drain(timeout=60)
-        raise AssertionError
+    def fail() -> None:
+        with conveyor.testing.server() as server:
+            submit(server, server.url("gone", status=404))
+            server.drain(timeout=60)
+            raise AssertionError
+
+    with pytest.raises(AssertionError) as caught:
+        fail()
     [note] = caught.value.__notes__
     assert "is completed with 1 of 1 done, 1 failed (1 bad_target)" in note
 
