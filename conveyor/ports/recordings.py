@@ -105,8 +105,9 @@ class Recorder(Protocol):
         """Begin a body."""
         ...
 
-    async def append(self, exchange: Exchange) -> None:
-        """Add an exchange, behind all others."""
+    async def append(self, exchange: Exchange, body: bytes | None = None) -> None:
+        """Add an exchange, behind all others. A `body` that is given is kept, and its digest
+        written with the exchange."""
         ...
 
     async def aclose(self, *, is_whole: bool) -> None:

@@ -250,3 +250,20 @@ def test_recordings_that_do_not_fit_keep_a_server_from_starting_in_one_line(tmp_
         assert ran.code == code, ran.err
         assert said in ran.err[-1]
         assert len(ran.err) == 1 or code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_recording_fits_a_clock_that_moves_by_itself(tmp_path: Path) -> None:
+    kept = tmp_path / "recording"
+    urls = ["http://fake.test/a", "http://fake.test/b?flaky=2", "http://fake.test/c?status=404"]
+    jobs = [[{"url": f"{url}"} for url in urls]]
+    with boot(tmp_path / "one", "--gateway", "fake", "--record", str(kept)) as server:
+        recorded = seen(server.api, jobs)
+    with boot(tmp_path / "two", "--clock", "auto", "--replay", str(kept)) as server:
+        assert seen(server.api, jobs) == recorded
+    more = tmp_path / "more"
+    flags = ("--gateway", "fake", "--clock", "auto", "--record", str(more))
+    with boot(tmp_path / "three", *flags, retry_base=600) as server:
+        assert seen(server.api, jobs) == recorded
+    assert len((more / "exchanges.jsonl").read_text().splitlines()) == 2 + 5

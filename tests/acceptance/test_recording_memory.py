@@ -72,7 +72,7 @@ async def measured(directory: Path) -> list[int]:
 
 def main() -> None:
     """Print the growths for a directory that does not exist yet."""
-    print(*anyio.run(measured, Path(sys.argv[1])))
+    sys.stdout.write(" ".join(map(str, anyio.run(measured, Path(sys.argv[1])))))
 
 
 @pytest.mark.slow
