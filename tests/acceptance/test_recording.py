@@ -8,7 +8,7 @@ import json
 import random
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.disk import files_below
 DIRECT = ("--gateway", "direct", "--allow-private")
 PAGES, TOLD, BUSY = 270, 30, 100
 SECRETS = [f"{random.Random(number).randbytes(9).hex()}-s{number}" for number in range(40)]
-ENCODINGS = [
+ENCODINGS: list[Callable[[str], str]] = [
     str,
     lambda text: quote(text, safe=""),
     lambda text: "".join(f"%{byte:02X}" for byte in text.encode()),
