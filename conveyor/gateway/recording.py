@@ -33,9 +33,9 @@ from conveyor.ports.recordings import (
     Asked,
     BodyDraft,
     Exchange,
+    RecordedFailure,
     Recorder,
     Recordings,
-    Refusal,
     Verdict,
     Withheld,
 )
@@ -278,9 +278,9 @@ class _WatchedBody(AsyncIterator[bytes]):
         await self._gateway.end(self._call, self._success, self.draft, is_clean=self._is_clean)
 
 
-def _refusal(failed: ScrapeFailed) -> Refusal:
+def _refusal(failed: ScrapeFailed) -> RecordedFailure:
     absence = failed.absence
-    return Refusal(
+    return RecordedFailure(
         failed.problem,
         failed.failure,
         retryable=failed.retryable,
@@ -348,7 +348,7 @@ class ReplayGateway(Gateway):
         )
 
 
-def _failure(exchange: Exchange, told: Refusal) -> ScrapeFailed:
+def _failure(exchange: Exchange, told: RecordedFailure) -> ScrapeFailed:
     failed: ScrapeFailed
     if told.waiting is not None:
         failed = Postponed(

@@ -40,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True):
     body: str = ""
 
 
-class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     """The rest of a failure: see ScrapeFailed and Postponed. Without `is_absent` an answer came."""
 
     problem: Problem
@@ -71,7 +71,7 @@ class Exchange(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     url: str
     params: dict[str, str] = {}
     posted: str = ""
-    refusal: Refusal | None = None
+    refusal: RecordedFailure | None = None
 
 
 class Withheld(NamedTuple):
