@@ -32,12 +32,16 @@ from conveyor.bootstrap.recording import (
     RecordingChoice,
     open_recorded,
 )
+from conveyor.bootstrap.relief import RelievedWorker
 from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.gateway.counted import CountedGateway, CountedWebhooks
+from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.http.app import AppOptions, create_app
+from conveyor.http.faults import ApiFaults
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
@@ -47,6 +51,7 @@ from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.workers import FleetPause
 from conveyor.service.context import ServiceOptions
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
@@ -68,7 +73,7 @@ class Runtime:
 
     app: Any
     protocol: type[asyncio.Protocol]
-    worker: Worker
+    worker: RelievedWorker
     progress: Progress
     data_dir: Path
     readiness: Readiness
@@ -106,14 +111,20 @@ async def open_dev(
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    make = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    worker = RelievedWorker(make)
+    if moved is not None:
+        moved.watch(binding, lambda: worker.present, settings)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
+    receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
+    empty = _emptying(binding, worker, receiver, gateway or scraper)
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
-        inbox=_inbox(binding, clock, machine, older) if inbox else None,
-        bench=_bench(clock, dev_token) if dev_token else None,
+        inbox=receiver,
+        bench=_bench(clock, dev_token, empty, gateway) if dev_token else None,
+        faults=ApiFaults(dev_token) if dev_token else None,
     )
     return Runtime(
         _app(binding, service, telemetry, readiness, machine, app_options),
@@ -165,14 +176,14 @@ def _service(
     moved: MovedServer | None,
     *,
     webhooks: Webhooks,
-    worker: Worker,
+    worker: RelievedWorker,
 ) -> Service:
     return Service(
         binding.ports,
         options,
         clock if moved is None else moved.clock.requests,
         webhooks=webhooks,
-        outages=worker.outages.now,
+        outages=lambda: worker.present.outages.now(),
         moved=None if moved is None else moved.requests(),
     )
 
@@ -230,22 +241,41 @@ def _worker(
     *,
     telemetry: Telemetry,
     tracer: Tracer | None,
-) -> Worker:
-    options = replace(LOOP, tracer=tracer or NO_TRACER)
-    if moved is not None:
-        looks, work = moved.clock.looks, moved.clock.work
-        options = replace(options, looks=looks, machine=moved.machine, work=work)
-    worker = build_worker(
-        binding.ports, outside, settings, clock, telemetry=telemetry, options=options
-    )
-    if moved is not None:
-        moved.watch(binding, worker, settings)
-    return worker
+) -> Callable[[], Worker]:
+    """Return what makes a worker: a new one each time."""
+
+    def make() -> Worker:
+        options = replace(LOOP, tracer=tracer or NO_TRACER, pause=FleetPause())
+        if moved is not None:
+            looks, work = moved.clock.looks, moved.clock.work
+            options = replace(options, looks=looks, machine=moved.machine, work=work)
+        return build_worker(
+            binding.ports, outside, settings, clock, telemetry=telemetry, options=options
+        )
+
+    return make
 
 
-def _bench(clock: Clock, token: str) -> Bench:
+def _emptying(
+    binding: DevBinding, worker: RelievedWorker, inbox: Inbox | None, gateway: Gateway
+) -> Callable[[], Awaitable[None]]:
+    """Return what removes all data of a server, and lets a new worker begin."""
+
+    async def clear() -> None:
+        await binding.clear()
+        if inbox is not None:
+            inbox.clear()
+        if isinstance(gateway, FakeGateway):
+            gateway.clear()
+
+    return lambda: worker.relieve(clear)
+
+
+def _bench(
+    clock: Clock, token: str, empty: Callable[[], Awaitable[None]], gateway: Gateway | None
+) -> Bench:
     control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
-    return Bench(control, token)
+    return Bench(control, token, empty, gateway if isinstance(gateway, RuledGateway) else None)
 
 
 async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:
@@ -264,7 +294,12 @@ async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | N
 
 
 def _inbox(
-    binding: DevBinding, clock: Clock, machine: Clock, older_secrets: Sequence[bytes]
+    binding: DevBinding,
+    clock: Clock,
+    moved: MovedServer | None,
+    older_secrets: Sequence[bytes],
+    *,
+    token: str,
 ) -> Inbox:
     """Build the receiver of this server, which knows the signing keys of all callers."""
     ports = binding.ports
@@ -275,13 +310,15 @@ def _inbox(
         opened = (sealer.open(key.kid, key.sealed, caller=caller) for caller, key in sealed)
         return [key for key in opened if key is not None]
 
-    return Inbox(clock, secrets, machine=machine)
+    if moved is None:
+        return Inbox(clock, secrets, token=token)
+    return Inbox(clock, secrets, machine=moved.machine, token=token, work=moved.work)
 
 
 def _app_options(
     settings: Settings,
     clock: Clock,
-    worker: Worker,
+    worker: RelievedWorker,
     *,
     tracer: Tracer,
 ) -> AppOptions:
@@ -290,7 +327,7 @@ def _app_options(
         max_request_bytes=settings.max_request_bytes,
         body_seconds=settings.body_timeout,
         body_memory=body_memory(settings),
-        away=worker.away,
+        away=lambda: worker.present.away(),
         rate_limit=_rate_limit(settings, clock),
         is_development=True,
         sessions=session_options(settings),
@@ -306,7 +343,9 @@ def _rate_limit(settings: Settings, clock: Clock) -> RateLimit | None:
     return MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
 
 
-def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:
+def _measure(
+    telemetry: Telemetry, binding: DevBinding, worker: RelievedWorker, service: Service
+) -> None:
     store, results = binding.store, service.results
     telemetry.total("store_rows_read", lambda: store.rows_read)
     telemetry.total(
@@ -316,4 +355,4 @@ def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service:
     telemetry.gauge("streams", lambda: service.progress.streams)
     telemetry.total("stream_reads", lambda: service.progress.reads)
     telemetry.gauge("wal_bytes", store.wal_size)
-    telemetry.gauge("loop_lag_seconds", lambda: worker.lag.seconds)
+    telemetry.gauge("loop_lag_seconds", lambda: worker.present.lag.seconds)

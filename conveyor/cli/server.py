@@ -112,11 +112,24 @@ recording_options = stacked(
 )
 @recording_options
 @click.option(
+    "--rules",
+    type=click.Path(dir_okay=False),
+    default="",
+    metavar="FILE",
+    help="Rules of the fake gateway, and names to redact, in TOML; read again when it changes.",
+)
+@click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
 def conveyor_dev(
-    quiet: bool, as_json: bool, demo: bool, clock_mode: str, clock_start: str, **flags: Any
+    quiet: bool,
+    as_json: bool,
+    demo: bool,
+    clock_mode: str,
+    clock_start: str,
+    rules: str,
+    **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
 
@@ -131,14 +144,16 @@ def conveyor_dev(
     recorded = {name: flags.pop(name) or "" for name in ("record", "replay", "missing")}
     with errors_as_one_line(flags):
         if demo:
-            if any(recorded.values()):
-                raise click.UsageError("--demo takes no --record, --replay or --missing")
+            if any(recorded.values()) or rules:
+                raise click.UsageError("--demo takes no --record, --replay, --missing or --rules")
             if clock_mode != "system" or clock_start:
                 raise click.UsageError("--demo runs on the system's clock")
             return _demo(flags, banner)
         settings = from_environment(**flags)
         from conveyor.roles.dev import ClockChoice, run
 
+        if rules and settings.gateway != "fake" and not any(recorded.values()):
+            raise click.UsageError("--rules is for --gateway fake, --record and --replay")
         return run(
             settings,
             on_ready=lambda info: banner.ready(info, settings),
@@ -146,6 +161,7 @@ def conveyor_dev(
             clock=ClockChoice(clock_mode, clock_start),
             recording=_recording_choice(**recorded),
             on_ended=banner.say,
+            rules=rules,
         )
 
 

@@ -155,3 +155,57 @@ class Gateway(Protocol):
     async def aclose(self) -> None:
         """Close all connections. No scrape may follow."""
         ...
+
+
+class GatewayCall(msgspec.Struct, frozen=True):
+    """A call that a gateway under rules has answered: by the rule of that place, counted from 0, or
+    by none. The values of secrets, the API key among them, are digests; a long body is cut."""
+
+    number: int
+    at: str
+    method: str
+    url: str
+    params: dict[str, str]
+    headers: dict[str, str]
+    body: str | None
+    content_type: str | None
+    api_key: str
+    rule: int | None
+
+
+class RuleCalls(msgspec.Struct, frozen=True):
+    """A rule, and the number of calls that it has answered."""
+
+    host: str
+    path: str
+    method: str
+    calls: int
+
+
+class GatewayCalls(msgspec.Struct, frozen=True):
+    """The calls of a gateway under rules: how many there were in all, are in flight, and were at
+    most, by rule and by host, and the last ones, each bounded."""
+
+    total: int
+    in_flight: int
+    peak_in_flight: int
+    rules: list[RuleCalls]
+    hosts: dict[str, int]
+    requests: list[GatewayCall]
+
+
+class GatewayControl(Protocol):
+    """Changes the rules of a gateway, and shows its calls."""
+
+    def install(self, document: bytes, *, is_toml: bool) -> None:
+        """Replace all rules by those of a document in TOML or JSON, for calls from now on. Raises
+        ConveyorError(invalid_argument), and the rules before it stay."""
+        ...
+
+    def calls(self) -> GatewayCalls:
+        """Return the calls since the start, or since they were forgotten."""
+        ...
+
+    def forget(self) -> None:
+        """Forget the calls; each rule begins anew."""
+        ...

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -15,6 +16,7 @@ from conveyor.bootstrap.recording import NO_RECORDING, RecordingChoice
 from conveyor.clock import LAST_INSTANT, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
+from conveyor.gateway.ruled import RuledGateway, RulesFile
 from conveyor.http.middleware import is_loopback
 from conveyor.http.routes_dev import TOKEN_BYTES
 from conveyor.ports.clock import Clock
@@ -94,9 +96,11 @@ def run(
     clock: ClockChoice = SYSTEM,
     recording: RecordingChoice = NO_RECORDING,
     on_ended: Callable[[str], None] = lambda line: None,
+    rules: str = "",
 ) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code. Owns the process: its loop and its
-    umask. `on_ended` is called with each line that there is to say at the end.
+    umask. `on_ended` is called with each line that there is to say at the end. `rules` is the file
+    of the rules of a fake gateway, and of names that are redacted.
 
     Raises ConveyorError if the server cannot start.
     """
@@ -112,14 +116,28 @@ def run(
         on_ready(msgspec.structs.replace(info, slots=slots))
 
     async def until(stop: anyio.Event) -> None:
-        await serve(
-            fitting,
-            on_ready=ready,
-            stop=stop,
-            clock=clock.make(),
-            recording=recording,
-            on_ended=on_ended,
+        made = clock.make()
+        ruled = RuledGateway(
+            made,
+            retry_after_cap=fitting.retry_after_cap,
+            keeps_hits=False,
+            directory=Path(rules).parent if rules else None,
         )
+        file = RulesFile(Path(rules), ruled) if rules else None
+        names = recording.names if file is None else file.start().redact
+        async with anyio.create_task_group() as group:
+            if file is not None:
+                group.start_soon(file.watch, SystemClock())
+            await serve(
+                fitting,
+                on_ready=ready,
+                stop=stop,
+                gateway=ruled if fitting.gateway == "fake" else None,
+                clock=made,
+                recording=msgspec.structs.replace(recording, names=names),
+                on_ended=on_ended,
+            )
+            group.cancel_scope.cancel()
 
     own_process(until, on_stopping=on_stopping, own_loop=clock.mode != "system")
     return 0

@@ -20,7 +20,8 @@ from conveyor.client.wire import RunReply
 from conveyor.clock import JournalLine, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
-from conveyor.gateway.fake import Behaviour, FakeGateway, Hits, is_understood
+from conveyor.gateway.fake import Behaviour, Hits, is_understood
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
 from conveyor.roles.dev import ClockChoice, ServerInfo, serve
@@ -221,7 +222,7 @@ def conveyor_server(
     if manual is None:
         defaults["retry_base"] = 0.01
     chosen = load({}, data_dir=str(data_dir), **{**defaults, **settings})
-    gateway = FakeGateway(made) if manual is None else _NotedGateway(manual)
+    gateway = RuledGateway(made) if manual is None else _NotedGateway(manual)
     with serving(chosen, gateway=gateway, clock=made) as (info, portal):
         server = ConveyorServer(info, portal, gateway.hits, manual)
         if manual is not None:
@@ -229,7 +230,7 @@ def conveyor_server(
         yield server
 
 
-class _NotedGateway(FakeGateway):
+class _NotedGateway(RuledGateway):
     """The fake gateway, with each call in the journal of the clock."""
 
     def __init__(self, clock: ManualClock) -> None:
