@@ -127,16 +127,8 @@ async def open_dev(
         bench=_bench(clock, dev_token, empty, gateway) if dev_token else None,
         faults=faults if dev_token else None,
     )
-    telemetry.histogram("http_seconds", app_options.took)
-    app = create_app(
-        service,
-        registry=telemetry.registry(),
-        ready=lambda: readiness() and binding.store.database.file.is_there(),
-        clock=machine,
-        options=app_options,
-    )
     return Runtime(
-        app,
+        _app(binding, service, telemetry, readiness, machine, app_options),
         protocol(machine, head_seconds=settings.head_timeout),
         worker,
         service.progress,
@@ -147,6 +139,24 @@ async def open_dev(
         hurry=binding.store.database.hurry,
         farewell=recorded.farewell,
         aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
+    )
+
+
+def _app(
+    binding: DevBinding,
+    service: Service,
+    telemetry: Telemetry,
+    readiness: Readiness,
+    machine: Clock,
+    options: AppOptions,
+) -> Any:
+    telemetry.histogram("http_seconds", options.took)
+    return create_app(
+        service,
+        registry=telemetry.registry(),
+        ready=lambda: readiness() and binding.store.database.file.is_there(),
+        clock=machine,
+        options=options,
     )
 
 

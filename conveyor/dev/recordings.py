@@ -113,17 +113,28 @@ class DirectoryRecorder(Recorder):
     def draft(self) -> _Draft:
         return _Draft(self._directory / BODIES, self._thread)
 
-    async def append(self, exchange: Exchange) -> None:
-        line = msgspec.json.encode(exchange) + b"\n"
-        await self._thread.run(self._append, line)
+    async def append(self, exchange: Exchange, body: bytes | None = None) -> None:
+        await self._thread.run(self._append, exchange, body)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, exchange: Exchange, body: bytes | None) -> None:
+        if body is not None:
+            digest = sha256(body).hexdigest()
+            self._keep(self._directory / BODIES / digest, body)
+            exchange = msgspec.structs.replace(exchange, body=digest)
         if self._has_foot:
             _cut_foot(self._log)
             self._has_foot = False
-        self._log.write(line)
+        self._log.write(msgspec.json.encode(exchange) + b"\n")
         self._log.flush()
         self._written += 1
+
+    def _keep(self, path: Path, body: bytes) -> None:
+        if path.exists():
+            return
+        descriptor, name = mkstemp(prefix=_DRAFT, dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(body)
+        os.replace(name, path)
 
     async def aclose(self, *, is_whole: bool) -> None:
         await self._thread.run(self._close, is_whole)

@@ -33,9 +33,9 @@ from conveyor.ports.recordings import (
     Asked,
     BodyDraft,
     Exchange,
+    RecordedFailure,
     Recorder,
     Recordings,
-    Refusal,
     Verdict,
     Withheld,
 )
@@ -45,6 +45,8 @@ NOT_RECORDED = "not_recorded"
 MOST_HOSTS = 1_000
 """Hosts of withheld answers that are told apart."""
 _MOST_DETAIL = 500
+_QUICKLY_SEARCHED = 16_384
+"""Bytes that are searched sooner than they are handed to a thread."""
 _log = logging.getLogger("conveyor.gateway")
 
 
@@ -113,35 +115,16 @@ class RecordingGateway(Gateway):
 
     async def _note_small(self, call: _Call, success: Success, body: bytes) -> None:
         call.has_answer = True
-        is_clean = not call.is_told_by(success) and not await call.stands_in(body)
-        draft = self._recorder.draft()
-        try:
-            if is_clean:
-                await draft.write(body)
-            await self.note_success(call, success, draft, is_clean=is_clean)
-        except OSError as error:
-            self._fail(error)
-
-    async def note_success(
-        self, call: _Call, success: Success, draft: BodyDraft, *, is_clean: bool
-    ) -> None:
-        """Write down an answer whose body has come. Raises OSError."""
         if not self.is_whole:
             return
-        if not is_clean:
-            await self._withhold(call)
-            return
-        call.has_answer = True
-        noted = call.exchange(Verdict.OK, success.status)
-        await self._recorder.append(
-            msgspec.structs.replace(
-                noted,
-                content_type=success.content_type,
-                spend=success.spend,
-                sent=success.sent,
-                body=await draft.keep(),
-            )
-        )
+        is_clean = not call.is_told_by(success) and not await call.stands_in(body)
+        try:
+            if is_clean:
+                await self._recorder.append(call.answered(success), body)
+            else:
+                await self._withhold(call)
+        except OSError as error:
+            self._fail(error)
 
     async def _note_failure(self, call: _Call, failed: ScrapeFailed) -> None:
         if not self.is_whole:
@@ -184,8 +167,15 @@ class RecordingGateway(Gateway):
 
     async def end(self, call: _Call, success: Success, draft: BodyDraft, *, is_clean: bool) -> None:
         """Write down an answer whose body came in pieces."""
+        call.has_answer = True
+        if not self.is_whole:
+            return
         try:
-            await self.note_success(call, success, draft, is_clean=is_clean)
+            if is_clean:
+                noted = msgspec.structs.replace(call.answered(success), body=await draft.keep())
+                await self._recorder.append(noted)
+            else:
+                await self._withhold(call)
         except OSError as error:
             self._fail(error)
 
@@ -220,6 +210,15 @@ class _Call:
             posted=asked.body,
         )
 
+    def answered(self, success: Success) -> Exchange:
+        """Return what is written of a success, but for its body."""
+        return msgspec.structs.replace(
+            self.exchange(Verdict.OK, success.status),
+            content_type=success.content_type,
+            spend=success.spend,
+            sent=success.sent,
+        )
+
     def is_told_by(self, answer: Success | ScrapeFailed) -> bool:
         """Return whether a secret stands in the headers of an answer."""
         told = list(answer.headers.values()) if answer.headers is not None else []
@@ -230,6 +229,8 @@ class _Call:
 
     async def stands_in(self, piece: bytes) -> bool:
         """Return whether a secret stands in the next piece of a body."""
+        if len(piece) <= _QUICKLY_SEARCHED:
+            return self.scanner.feed(piece)
         async with turn(self._work, SEARCHES):
             return await to_thread.run_sync(self.scanner.feed, piece)
 
@@ -277,9 +278,9 @@ class _WatchedBody(AsyncIterator[bytes]):
         await self._gateway.end(self._call, self._success, self.draft, is_clean=self._is_clean)
 
 
-def _refusal(failed: ScrapeFailed) -> Refusal:
+def _refusal(failed: ScrapeFailed) -> RecordedFailure:
     absence = failed.absence
-    return Refusal(
+    return RecordedFailure(
         failed.problem,
         failed.failure,
         retryable=failed.retryable,
@@ -347,7 +348,7 @@ class ReplayGateway(Gateway):
         )
 
 
-def _failure(exchange: Exchange, told: Refusal) -> ScrapeFailed:
+def _failure(exchange: Exchange, told: RecordedFailure) -> ScrapeFailed:
     failed: ScrapeFailed
     if told.waiting is not None:
         failed = Postponed(

@@ -262,10 +262,13 @@ def redacted(request: ScrapeRequest, names: SecretNames = USUAL_NAMES) -> Redact
         content_type = request.body.content_type
         posted = _posted(request.body.content, content_type, secrets)
     found = secrets.found
-    scanner, mask = _scanner_of(found), redactor("", found)
+    scanner = _scanner_of(found)
 
     def clean(text: str) -> str:
-        masked = mask(text).encode("utf-8", "replace").decode()
+        data = text.encode("utf-8", "replace")
+        if not scanner.finds(data):
+            return data.decode()
+        masked = redactor("", found)(data.decode())
         return MASK if scanner.finds(masked.encode()) else masked
 
     url, posted = clean(url), clean(posted)

@@ -40,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True):
     body: str = ""
 
 
-class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     """The rest of a failure: see ScrapeFailed and Postponed. Without `is_absent` an answer came."""
 
     problem: Problem
@@ -71,7 +71,7 @@ class Exchange(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     url: str
     params: dict[str, str] = {}
     posted: str = ""
-    refusal: Refusal | None = None
+    refusal: RecordedFailure | None = None
 
 
 class Withheld(NamedTuple):
@@ -105,8 +105,9 @@ class Recorder(Protocol):
         """Begin a body."""
         ...
 
-    async def append(self, exchange: Exchange) -> None:
-        """Add an exchange, behind all others."""
+    async def append(self, exchange: Exchange, body: bytes | None = None) -> None:
+        """Add an exchange, behind all others. A `body` that is given is kept, and its digest
+        written with the exchange."""
         ...
 
     async def aclose(self, *, is_whole: bool) -> None:
