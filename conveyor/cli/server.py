@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from conveyor import __version__
 from conveyor.cli.commands import errors_as_one_line
+from conveyor.cli.copies import data
 from conveyor.client.options import Directory, gateway_options
 
 if TYPE_CHECKING:
@@ -66,7 +68,11 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
         return run(from_environment(production=True, role=role, **flags), on_ready=ready)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
 @click.option(
@@ -95,13 +101,23 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
+@click.pass_context
 def conveyor_dev(
-    quiet: bool, as_json: bool, demo: bool, clock_mode: str, clock_start: str, **flags: Any
+    context: click.Context,
+    /,
+    quiet: bool,
+    as_json: bool,
+    demo: bool,
+    clock_mode: str,
+    clock_start: str,
+    **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
 
     Every setting can also be given as an environment variable CONVEYOR_…
     """
+    if context.invoked_subcommand is not None:
+        return _left_to_command(context)
     from conveyor.roles.banner import BannerPrinter
     from conveyor.settings import from_environment
 
@@ -122,6 +138,19 @@ def conveyor_dev(
             on_stopping=banner.stopping,
             clock=ClockChoice(clock_mode, clock_start),
         )
+
+
+def _left_to_command(context: click.Context) -> int:
+    """Leave all to a command. Raises UsageError for a flag before its name."""
+    for name in context.params:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            command = context.invoked_subcommand
+            flag = f"--{name.removeprefix('as_').replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for a server: flags of {command} come behind it")
+    return 0
+
+
+conveyor_dev.add_command(data)
 
 
 def _demo(flags: dict[str, Any], banner: BannerPrinter) -> int:
