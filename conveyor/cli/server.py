@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from conveyor import __version__
 from conveyor.cli.commands import errors_as_one_line
+from conveyor.cli.copies import data
 from conveyor.client.options import Directory, gateway_options, stacked
 
 if TYPE_CHECKING:
@@ -187,6 +188,9 @@ def _left_to_command(context: click.Context) -> int:
             flag = f"--{name.removeprefix('as_').replace('_', '-')}"
             raise click.UsageError(f"{flag} is for a server: flags of {command} come behind it")
     return 0
+
+
+conveyor_dev.add_command(data)
 
 
 @conveyor_dev.command("exec", context_settings={"allow_interspersed_args": False})
