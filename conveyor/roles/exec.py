@@ -73,7 +73,7 @@ class _Signals:
     def wait(self, *streams: int) -> list[int]:
         """Wait for a signal, or for something to read from the streams; return the new signals that
         ask to stop. The end of a child is a signal too."""
-        select.select([self._wakes, *streams], [], [])
+        select.select([self._wakes.fileno(), *streams], [], [])
         numbers: list[int] = []
         with suppress(BlockingIOError):
             numbers = [number for number in self._wakes.recv(4_096) if number in _PASSED_ON]

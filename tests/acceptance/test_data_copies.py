@@ -21,7 +21,7 @@ from conveyor.dev.copies import load_copy, save_copy
 from conveyor.dev.segments import read_packed
 from conveyor.domain.errors import ConveyorError
 from conveyor.records.packed_bodies import packed_body
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_wire import eventually
 from tests.disk import files_below
 from tests.patient import SECONDS

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,7 @@ def _interrupted(directory: Path) -> None:
     )
     try:
         for got in ("0", "1"):
-            eventually(lambda got=got: _told(told, got), f"{got} signals", timeout=240)
+            eventually(partial(_told, told, got), f"{got} signals", timeout=240)
             child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=240)
         assert (child.returncode, out, err) == (130, b"", b"")
