@@ -141,7 +141,6 @@ def conveyor_dev(
     demo: bool,
     clock_mode: str,
     clock_start: str,
-    rules: str,
     **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
@@ -156,6 +155,7 @@ def conveyor_dev(
     banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
+    rules = flags.pop("rules")
     recorded = {name: flags.pop(name) or "" for name in ("record", "replay", "missing")}
     with errors_as_one_line(flags):
         if demo:
