@@ -293,6 +293,10 @@ class WorkCounter:
         if not self.count:
             self._ended.set()
 
+    def is_open(self, kind: str) -> bool:
+        """Tell whether any work of this kind is counted."""
+        return self.kinds[kind] > 0
+
     async def take_turn(self, kind: str) -> None:
         """Wait for a turn, which is counted from now on."""
         self.enter(kind)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from anyio import CancelScope
+
 from conveyor.bootstrap.loop import (
     LoopOptions,
     Outside,
@@ -24,12 +26,22 @@ from conveyor.bootstrap.loop import (
     webhooks_of,
 )
 from conveyor.bootstrap.moving import ManualControl, MovedServer, SystemControl
+from conveyor.bootstrap.recording import (
+    NO_RECORDING,
+    RecordedGateway,
+    RecordingChoice,
+    open_recorded,
+)
+from conveyor.bootstrap.relief import RelievedWorker
 from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.gateway.counted import CountedGateway, CountedWebhooks
+from conveyor.gateway.fake import FakeGateway
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.http.app import AppOptions, create_app
+from conveyor.http.faults import ApiFaults
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
 from conveyor.http.middleware import INBOX_PATH, is_loopback
@@ -39,6 +51,7 @@ from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.workers import FleetPause
 from conveyor.service.context import ServiceOptions
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
@@ -55,17 +68,19 @@ if TYPE_CHECKING:
 class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
     run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
-    call once it is to stop, and `aclose` to call at the end."""
+    call once it is to stop, `aclose` to call at the end, and `farewell` to call then, for what
+    there is to say."""
 
     app: Any
     protocol: type[asyncio.Protocol]
-    worker: Worker
+    worker: RelievedWorker
     progress: Progress
     data_dir: Path
     readiness: Readiness
     inbox: str
     moved: MovedServer | None
     hurry: Callable[[], None]
+    farewell: Callable[[], Sequence[str]]
     aclose: Callable[[], Awaitable[None]]
 
 
@@ -80,39 +95,40 @@ async def open_dev(
     origin: str,
     gateway: Gateway | None = None,
     dev_token: str = "",
+    recording: RecordingChoice = NO_RECORDING,
 ) -> Runtime:
     """Open everything of conveyor-dev without running it, on the address `origin`; a `dev_token`
     opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError if
-    the data directory cannot be opened."""
+    the data directory or the recording cannot be opened."""
     session_options(settings)  # unusable ones are told before anything is opened
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)
-    scraper = gateway or _gateway(settings, clock, moved)
+    recorded = await _recorded(settings, clock, moved, recording, gateway, binding)
+    scraper = recorded.gateway
     telemetry, (_, older) = Telemetry(), root_secrets(settings)
     inbox = _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    make = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    worker = RelievedWorker(make)
+    if moved is not None:
+        moved.watch(binding, lambda: worker.present, settings)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
+    receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
+    faults = ApiFaults(dev_token)
+    empty = _emptying(binding, worker, receiver, gateway or scraper, faults)
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
-        inbox=_inbox(binding, clock, machine, older) if inbox else None,
-        bench=_bench(clock, dev_token) if dev_token else None,
-    )
-    telemetry.histogram("http_seconds", app_options.took)
-    app = create_app(
-        service,
-        registry=telemetry.registry(),
-        ready=lambda: readiness() and binding.store.database.file.is_there(),
-        clock=machine,
-        options=app_options,
+        inbox=receiver,
+        bench=_bench(clock, dev_token, empty, gateway) if dev_token else None,
+        faults=faults if dev_token else None,
     )
     return Runtime(
-        app,
+        _app(binding, service, telemetry, readiness, machine, app_options),
         protocol(machine, head_seconds=settings.head_timeout),
         worker,
         service.progress,
@@ -121,7 +137,26 @@ async def open_dev(
         inbox,
         moved,
         hurry=binding.store.database.hurry,
-        aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
+        farewell=recorded.farewell,
+        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
+    )
+
+
+def _app(
+    binding: DevBinding,
+    service: Service,
+    telemetry: Telemetry,
+    readiness: Readiness,
+    machine: Clock,
+    options: AppOptions,
+) -> Any:
+    telemetry.histogram("http_seconds", options.took)
+    return create_app(
+        service,
+        registry=telemetry.registry(),
+        ready=lambda: readiness() and binding.store.database.file.is_there(),
+        clock=machine,
+        options=options,
     )
 
 
@@ -142,14 +177,14 @@ def _service(
     moved: MovedServer | None,
     *,
     webhooks: Webhooks,
-    worker: Worker,
+    worker: RelievedWorker,
 ) -> Service:
     return Service(
         binding.ports,
         options,
         clock if moved is None else moved.clock.requests,
         webhooks=webhooks,
-        outages=worker.outages.now,
+        outages=lambda: worker.present.outages.now(),
         moved=None if moved is None else moved.requests(),
     )
 
@@ -165,6 +200,28 @@ def _gateway(settings: Settings, clock: Clock, moved: MovedServer | None) -> Gat
     if moved is None or settings.gateway == "fake":
         return gateway_of(settings, clock)
     return CountedGateway(gateway_of(settings, moved.machine), moved.work)
+
+
+async def _recorded(
+    settings: Settings,
+    clock: Clock,
+    moved: MovedServer | None,
+    choice: RecordingChoice,
+    given: Gateway | None,
+    binding: DevBinding,
+) -> RecordedGateway:
+    """Open the gateway, behind a recording if one is chosen; close the binding if that fails."""
+    try:
+        return await open_recorded(
+            choice,
+            lambda: given or _gateway(settings, clock, moved),
+            clock if moved is None else moved.machine,
+            None if moved is None else moved.work,
+        )
+    except BaseException:
+        with CancelScope(shield=True):
+            await binding.ports.aclose()
+        raise
 
 
 def _webhooks(
@@ -185,22 +242,46 @@ def _worker(
     *,
     telemetry: Telemetry,
     tracer: Tracer | None,
-) -> Worker:
-    options = replace(LOOP, tracer=tracer or NO_TRACER)
-    if moved is not None:
-        looks, work = moved.clock.looks, moved.clock.work
-        options = replace(options, looks=looks, machine=moved.machine, work=work)
-    worker = build_worker(
-        binding.ports, outside, settings, clock, telemetry=telemetry, options=options
-    )
-    if moved is not None:
-        moved.watch(binding, worker, settings)
-    return worker
+) -> Callable[[], Worker]:
+    """Return what makes a worker: a new one each time."""
+
+    def make() -> Worker:
+        options = replace(LOOP, tracer=tracer or NO_TRACER, pause=FleetPause())
+        if moved is not None:
+            looks, work = moved.clock.looks, moved.clock.work
+            options = replace(options, looks=looks, machine=moved.machine, work=work)
+        return build_worker(
+            binding.ports, outside, settings, clock, telemetry=telemetry, options=options
+        )
+
+    return make
 
 
-def _bench(clock: Clock, token: str) -> Bench:
+def _emptying(
+    binding: DevBinding,
+    worker: RelievedWorker,
+    inbox: Inbox | None,
+    gateway: Gateway,
+    faults: ApiFaults,
+) -> Callable[[], Awaitable[None]]:
+    """Return what removes all data of a server, and lets a new worker begin."""
+
+    async def clear() -> None:
+        faults.clear()
+        await binding.clear()
+        if inbox is not None:
+            inbox.clear()
+        if isinstance(gateway, FakeGateway):
+            gateway.clear()
+
+    return lambda: worker.relieve(clear)
+
+
+def _bench(
+    clock: Clock, token: str, empty: Callable[[], Awaitable[None]], gateway: Gateway | None
+) -> Bench:
     control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
-    return Bench(control, token)
+    return Bench(control, token, empty, gateway if isinstance(gateway, RuledGateway) else None)
 
 
 async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:
@@ -222,7 +303,12 @@ async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | N
 
 
 def _inbox(
-    binding: DevBinding, clock: Clock, machine: Clock, older_secrets: Sequence[bytes]
+    binding: DevBinding,
+    clock: Clock,
+    moved: MovedServer | None,
+    older_secrets: Sequence[bytes],
+    *,
+    token: str,
 ) -> Inbox:
     """Build the receiver of this server, which knows the signing keys of all callers."""
     ports = binding.ports
@@ -233,13 +319,15 @@ def _inbox(
         opened = (sealer.open(key.kid, key.sealed, caller=caller) for caller, key in sealed)
         return [key for key in opened if key is not None]
 
-    return Inbox(clock, secrets, machine=machine)
+    if moved is None:
+        return Inbox(clock, secrets, token=token)
+    return Inbox(clock, secrets, machine=moved.machine, token=token, work=moved.work)
 
 
 def _app_options(
     settings: Settings,
     clock: Clock,
-    worker: Worker,
+    worker: RelievedWorker,
     *,
     tracer: Tracer,
 ) -> AppOptions:
@@ -248,7 +336,7 @@ def _app_options(
         max_request_bytes=settings.max_request_bytes,
         body_seconds=settings.body_timeout,
         body_memory=body_memory(settings),
-        away=worker.away,
+        away=lambda: worker.present.away(),
         rate_limit=_rate_limit(settings, clock),
         is_development=True,
         sessions=session_options(settings),
@@ -264,7 +352,9 @@ def _rate_limit(settings: Settings, clock: Clock) -> RateLimit | None:
     return MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
 
 
-def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:
+def _measure(
+    telemetry: Telemetry, binding: DevBinding, worker: RelievedWorker, service: Service
+) -> None:
     store, results = binding.store, service.results
     telemetry.total("store_rows_read", lambda: store.rows_read)
     telemetry.total(
@@ -274,4 +364,4 @@ def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service:
     telemetry.gauge("streams", lambda: service.progress.streams)
     telemetry.total("stream_reads", lambda: service.progress.reads)
     telemetry.gauge("wal_bytes", store.wal_size)
-    telemetry.gauge("loop_lag_seconds", lambda: worker.lag.seconds)
+    telemetry.gauge("loop_lag_seconds", lambda: worker.present.lag.seconds)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -34,6 +35,23 @@ def parse_rfc3339(text: str) -> int:
     ValueError for any other text."""
     moment = msgspec.convert(text, _Instant)
     return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION = re.compile(r"(-?)((?:\d{1,9}(?:\.\d{1,9})?(?:ms|[smhdw]))+)", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+
+
+def parse_duration(value: object) -> float:
+    """Return the seconds of a duration: a number of them, or a text such as 2h or 1d12h. Raises
+    ValueError for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError("takes seconds, or a duration such as 90s, 2h or 1d12h")
+    seconds = sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(found[2]))
+    return -seconds if found[1] else seconds
 
 
 MAX_SHOWN = 120

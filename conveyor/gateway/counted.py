@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
-from conveyor.ports.idle import OpenWork, counted
+from conveyor.ports.idle import POSTS, OpenWork, counted
 from conveyor.ports.webhooks import WebhookAnswer, Webhooks
 
 SCRAPES = "calls of the gateway"
-POSTS = "calls of receivers"
 
 
 class CountedGateway(Gateway):

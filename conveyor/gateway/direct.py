@@ -161,12 +161,20 @@ class DirectGateway:
         try:
             if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
                 pause = max(tally.pause, self._asked(answer))
-                raise target_verdict(answer.status, retry_after=pause)
+                failed = target_verdict(answer.status, retry_after=pause)
+                failed.headers = answer.headers
+                raise failed
             content = await read_content(answer, request.max_bytes)
         except BaseException:
             answer.release()
             raise
-        return answer, Success(content, content_type(answer.headers), sent=tally.sent)
+        return answer, Success(
+            content,
+            content_type(answer.headers),
+            sent=tally.sent,
+            status=answer.status,
+            headers=answer.headers,
+        )
 
     def _asked(self, answer: HttpAnswer) -> float:
         """Return the seconds of pause that an answer asks for."""

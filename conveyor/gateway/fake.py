@@ -13,7 +13,7 @@ import gzip
 import zlib
 from base64 import b64decode, urlsafe_b64decode
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from hashlib import sha256
@@ -159,8 +159,13 @@ def read_script(url: str) -> Behaviour:
         query = urlsplit(url).query
     except ValueError:
         return PLAIN
+    return behaviour_of(parse_qsl(query, keep_blank_values=True))
+
+
+def behaviour_of(words: Iterable[tuple[str, str]]) -> Behaviour:
+    """Return the behaviour that words and their texts ask for; pass over those not understood."""
     fields: dict[str, object] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
+    for name, text in words:
         value = _READERS[name](text) if name in _READERS else None
         if value is not None:
             fields[name] = value
@@ -176,7 +181,11 @@ def is_understood(word: str, text: str) -> bool:
 
 def expected_body(url: str) -> bytes:
     """Return the body of a URL, before any coding: a function of the URL alone."""
-    script = read_script(url) if "?" in url else PLAIN
+    return scripted_body(read_script(url) if "?" in url else PLAIN, url)
+
+
+def scripted_body(script: Behaviour, url: str) -> bytes:
+    """Return the body that a behaviour gives to a URL, before any coding."""
     if script.body64 is not None:
         return urlsafe_b64decode(script.body64 + "=" * (-len(script.body64) % 4))
     if script.body is not None:
@@ -329,8 +338,17 @@ class FakeGateway:
     async def aclose(self) -> None:
         """Nothing is held."""
 
-    async def _answer(self, request: ScrapeRequest, before: int) -> Success:
-        script = read_script(request.url)
+    def clear(self) -> None:
+        """Forget all calls."""
+        self.hits.clear()
+
+    async def _answer(
+        self,
+        request: ScrapeRequest,
+        script: Behaviour,
+        before: int,
+        stored: bytes | None = None,
+    ) -> Success:
         wait = request.timeout if script.hang else min(script.delay, request.timeout)
         if wait > 0:
             await self._clock.sleep(wait)
@@ -342,13 +360,15 @@ class FakeGateway:
         spend = read_spend(script.cost, script.credits)
         if not 200 <= status < 300 and not is_allowed(status, request.params):
             raise self._refuse(request, script, status)
-        body = echo(request) if script.echo else expected_body(request.url)
+        body = scripted_body(script, request.url) if stored is None else stored
+        if script.echo:
+            body = echo(request)
         try:
             content = await read_content(_FakeAnswer(script, body), request.max_bytes)
         except ScrapeFailed as failed:
             failed.spend = spend
             raise
-        return Success(content, script.content_type, spend)
+        return Success(content, script.content_type, spend, status=status)
 
     def _refuse(self, request: ScrapeRequest, script: Behaviour, status: int) -> ScrapeFailed:
         after, now, cap = script.retry_after, self._clock.now(), self._retry_after_cap
@@ -376,10 +396,11 @@ class _FakeCall(AbstractAsyncContextManager[Success]):
         before = hits.enter(request.url, request.method, names, request.api_key)
         try:
             if "?" in request.url:
-                return await self._gateway._answer(request, before)
+                script = read_script(request.url)
+                return await self._gateway._answer(request, script, before)
             body = page(request.url)
             if len(body) > request.max_bytes:
-                return await self._gateway._answer(request, before)
+                return await self._gateway._answer(request, PLAIN, before)
             return Success(body, _PLAIN_TYPE)
         except BaseException:
             hits.leave()
@@ -403,6 +424,9 @@ class _FakeHeaders:
 
     def getall(self, name: str, /, default: list[str]) -> list[str]:
         return [self._fields[name]] if name in self._fields else default
+
+    def values(self) -> list[str]:
+        return list(self._fields.values())
 
 
 class _FakeAnswer:

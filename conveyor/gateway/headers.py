@@ -4,7 +4,7 @@ params, and the few of an answer that are kept."""
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Protocol
@@ -23,6 +23,10 @@ class Headers(Protocol):
 
     def getall(self, name: str, /, default: list[str]) -> list[str]:
         """Return every field of that name, in order."""
+        ...
+
+    def values(self) -> Iterable[str]:
+        """Return the value of every field."""
         ...
 
 

@@ -80,7 +80,13 @@ class HttpGateway:
         except BaseException:
             answer.release()
             raise
-        return answer, Success(content, content_type(answer.headers), spend)
+        return answer, Success(
+            content,
+            content_type(answer.headers),
+            spend,
+            status=answer.status,
+            headers=answer.headers,
+        )
 
     async def _explain(self, failed: ScrapeFailed) -> None:
         """Find out whether a call broke because the gateway went away."""
@@ -115,13 +121,15 @@ class HttpGateway:
     ) -> ScrapeFailed:
         after = answer.headers.get("Retry-After", "")
         document = await read_document(answer, MAX_DOCUMENT)
-        return refusal(
+        refused = refusal(
             answer.status,
             document,
             redact=redactor(request.api_key, [*asked.values(), *_credentials(request.url)]),
             retry_after=retry_after(after, now=self._clock.now(), cap=self._retry_after_cap),
             spend=_spend(answer),
         )
+        refused.headers = answer.headers
+        return refused
 
 
 def _is_passed_on(name: str, value: str) -> bool:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from conveyor.domain.histogram import ANSWER, Histogram
 from conveyor.http.auth import AnyKey, ApiKeys, authenticate, check_rate_limit
 from conveyor.http.event_streams import STREAM_ROUTES
+from conveyor.http.faults import ApiFaults, FaultyAnswers
 from conveyor.http.inbox import Inbox
 from conveyor.http.middleware import (
     AccessLog,
@@ -74,8 +75,8 @@ class AppOptions:
     Requests may name loopback, the host of the service's public origin, and `allowed_hosts`: names
     without a port. Signed links know no caller and are not limited; without a `rate_limit` nobody
     is. /readyz names what is `away`. A development server says there that it is one, and has an
-    `inbox`, and a `bench` that moves its clock. Without `sessions` there is no dashboard. `took`
-    counts how long answers take.
+    `inbox`, a `bench` that moves its clock, and `faults` for the clients of tests. Without
+    `sessions` there is no dashboard. `took` counts how long answers take.
     """
 
     allowed_hosts: Collection[str]
@@ -88,6 +89,7 @@ class AppOptions:
     inbox: Inbox | None = None
     is_development: bool = False
     bench: Bench | None = None
+    faults: ApiFaults | None = None
     sessions: SessionOptions | None = None
     tracer: Tracer = NO_TRACER
     took: Histogram = field(default_factory=partial(Histogram, ANSWER))
@@ -120,6 +122,7 @@ def create_app(
                 public_origin=service.options.public_origin,
                 explain=foreign_host_page,
             ),
+            *_faulty(options),
             Middleware(BodyLimits, limit=options.max_request_bytes, seconds=options.body_seconds),
         ],
         exception_handlers={HTTPException: routing_problem},
@@ -161,8 +164,14 @@ def _routes(
     if options.inbox is not None:
         routes += options.inbox.routes()
     if options.bench is not None:
-        routes += options.bench.routes()
+        routes += options.bench.routes(service.overviews)
+    if options.faults is not None:
+        routes += options.faults.routes()
     return routes
+
+
+def _faulty(options: AppOptions) -> list[Middleware]:
+    return [] if options.faults is None else [Middleware(FaultyAnswers, faults=options.faults)]
 
 
 def _pages(service: Service, clock: Clock, options: AppOptions) -> list[Route]:

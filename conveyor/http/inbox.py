@@ -1,7 +1,8 @@
 """The receiver that is built into a development server: it keeps the requests that come to
 /_dev/inbox/NAME, and shows them with verdicts on their signatures.
 
-It serves loopback alone, without a key, and keeps everything in memory.
+It serves loopback alone, without a key, and keeps everything in memory. Those who have the token of
+the server tell it what to answer next.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import base64
 import importlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from typing import Annotated
 
 import anyio.to_thread
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.signatures import (
     SIGNATURE,
@@ -25,10 +30,12 @@ from conveyor.domain.signatures import (
     SigningSecret,
     verify_each_scheme,
 )
-from conveyor.domain.text_rules import rfc3339
+from conveyor.domain.text_rules import parse_duration, rfc3339
 from conveyor.http.middleware import INBOX_PATH, is_loopback
-from conveyor.http.request import ClientGone
+from conveyor.http.request import ClientGone, read_small_body
+from conveyor.http.routes_dev import check_developer
 from conveyor.ports.clock import Clock
+from conveyor.ports.idle import POSTS, OpenWork
 
 MOST_REQUESTS = 1_000
 """Requests that are kept, of all names."""
@@ -36,6 +43,9 @@ MOST_BODY = 262_144
 """Bytes of one body."""
 MOST_KEPT = 33_554_432
 """Bytes of all bodies that are kept."""
+
+MOST_DELAY = 86_400.0
+"""Seconds before an answer."""
 
 Secrets = Callable[[], Awaitable[Sequence[SigningSecret]]]
 
@@ -51,7 +61,8 @@ class Verdicts(msgspec.Struct, frozen=True):
 
 class InboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it came: its headers, whose names are in lower case, and its body, in base64
-    and, if it is UTF-8, as text. `number` counts the requests to all names from 1."""
+    and, if it is UTF-8, as text. `number` counts the requests to all names from 1; `answered` is
+    the status that it got."""
 
     number: int
     inbox: str
@@ -62,6 +73,7 @@ class InboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     body_base64: str
     text: str | None
     verified: Verdicts
+    answered: int = 204
 
 
 class InboxBody(msgspec.Struct, frozen=True):
@@ -83,14 +95,43 @@ class InboxNamesBody(msgspec.Struct, frozen=True):
     inboxes: list[InboxName]
 
 
-class Inbox:
-    """Keeps the newest MOST_REQUESTS requests, and MOST_KEPT bytes of their bodies. `secrets`
-    returns the signing keys of all callers of this server."""
+class NextAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The answer to the next `times` requests to a name: a status, given after a delay, which is a
+    number of seconds, or a text such as 20s."""
 
-    def __init__(self, clock: Clock, secrets: Secrets, *, machine: Clock | None = None) -> None:
+    status: Annotated[int, Meta(ge=200, le=599)] = 204
+    times: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    delay: float | str = 0.0
+
+
+class NextAnswersBody(msgspec.Struct, frozen=True):
+    """The answers that wait for requests to one name, in their order."""
+
+    next: list[NextAnswers]
+
+
+class Inbox:
+    """Keeps the newest MOST_REQUESTS requests, and MOST_KEPT bytes of their bodies.
+
+    `secrets` returns the signing keys of all callers of this server; orders want its `token`. On a
+    clock that is moved, `work` counts the calls of receivers.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        secrets: Secrets,
+        *,
+        machine: Clock | None = None,
+        token: str = "",
+        work: OpenWork | None = None,
+    ) -> None:
         self._clock = clock
         self._machine = machine or clock
         self._secrets = secrets
+        self._token = token
+        self._work = work
+        self._next: dict[str, list[NextAnswers]] = {}
         self._kept: deque[tuple[InboxRequest, int]] = deque()
         self._size = 0
         self._number = 0
@@ -101,8 +142,15 @@ class Inbox:
         return [
             Route(INBOX_PATH, self._names, methods=["GET"]),
             Route(f"{INBOX_PATH}/{{name}}", self._one, methods=["GET", "DELETE", *kept]),
+            Route(f"{INBOX_PATH}/{{name}}/next", self._order, methods=kept),
             Route(f"{INBOX_PATH}/{{name}}/{{rest:path}}", self._receive, methods=kept),
         ]
+
+    def clear(self) -> None:
+        """Forget all requests, and count from 1 again."""
+        self._kept.clear()
+        self._next.clear()
+        self._size = self._number = 0
 
     async def _names(self, request: Request) -> Response:
         _check_peer(request)
@@ -122,9 +170,37 @@ class Inbox:
             return Response(status_code=204)
         return _json(InboxBody([kept for kept, _ in self._kept if kept.inbox == name]))
 
+    async def _order(self, request: Request) -> Response:
+        """Note what to answer next. Without credentials it is a request like others: a receiver may
+        have such a path."""
+        if "Authorization" not in request.headers:
+            request.path_params["rest"] = "next"
+            return await self._receive(request)
+        check_developer(request, self._token)
+        answers = read_next(await read_small_body(request))
+        waiting = self._next.setdefault(request.path_params["name"], [])
+        if sum(map(len, self._next.values())) >= MOST_REQUESTS:
+            text = f"{MOST_REQUESTS:,} answers wait already: DELETE of the name drops its own"
+            raise ConveyorError(ErrorCode.CONFLICT, text)
+        waiting.append(answers)
+        return _json(NextAnswersBody(waiting))
+
+    def _take(self, name: str) -> NextAnswers:
+        """Return the answer to a request, and count it as given."""
+        waiting = self._next.get(name)
+        if not waiting:
+            return NextAnswers()
+        first = waiting[0]
+        if first.times > 1:
+            waiting[0] = msgspec.structs.replace(first, times=first.times - 1)
+        else:
+            del waiting[0]
+        return first
+
     async def _receive(self, request: Request) -> Response:
         _check_peer(request)
         body = await _read(request)
+        answer = self._take(request.path_params["name"])
         received_at = self._clock.now()
         headers = _headers(request)
         # Signatures are of the machine's time, wherever the clock of the server stands.
@@ -141,9 +217,14 @@ class Inbox:
             body_base64=base64.b64encode(body).decode(),
             text=_text(body),
             verified=verified,
+            answered=answer.status,
         )
         self._keep(kept, len(body))
-        return Response(status_code=204)
+        delay = parse_duration(answer.delay)
+        if delay > 0:
+            with _uncounted(self._work):
+                await self._clock.sleep(delay)
+        return Response(status_code=answer.status)
 
     def _keep(self, kept: InboxRequest, size: int) -> None:
         self._kept.append((kept, size))
@@ -152,6 +233,7 @@ class Inbox:
             self._size -= self._kept.popleft()[1]
 
     def _drop_all(self, name: str) -> None:
+        self._next.pop(name, None)
         self._kept = deque(pair for pair in self._kept if pair[0].inbox != name)
         self._size = sum(size for _, size in self._kept)
 
@@ -167,6 +249,36 @@ class Inbox:
                 _verified_by_client, body, signature, keys, now
             )
         return Verdicts(ours[SIGNATURE], ours[STANDARD_SIGNATURE], by_client)
+
+
+def read_next(body: bytes) -> NextAnswers:
+    """Read an order for the next answers. Raises ConveyorError(invalid_argument)."""
+    try:
+        answers = msgspec.convert(strict_json.decode(body), NextAnswers)
+    except msgspec.ValidationError as error:
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, str(error)) from None
+    try:
+        delay = parse_duration(answers.delay)
+    except ValueError as error:
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, f"delay: {error}") from None
+    if not 0 <= delay <= MOST_DELAY:
+        text = f"delay: must be 0 to {MOST_DELAY:,.0f} seconds"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+    return answers
+
+
+@contextmanager
+def _uncounted(work: OpenWork | None) -> Iterator[None]:
+    """Count the call that waits for this answer as one that has ended: the clock could never move
+    on to the answer."""
+    if work is None or not work.is_open(POSTS):
+        yield
+        return
+    work.leave(POSTS)
+    try:
+        yield
+    finally:
+        work.enter(POSTS)
 
 
 def _verified_by_client(

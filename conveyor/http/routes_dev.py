@@ -1,4 +1,5 @@
-"""Routes below /_dev that move a development server for tests: its clock.
+"""Routes below /_dev that tests use: they move the clock of a development server, empty it, and
+give its fake gateway rules.
 
 They serve programs of this machine alone, and of them only those that have the server's token.
 """
@@ -6,8 +7,7 @@ They serve programs of this machine alone, and of them only those that have the 
 from __future__ import annotations
 
 import hmac
-import math
-import re
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import msgspec
@@ -17,17 +17,24 @@ from starlette.routing import Route
 
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.text_rules import parse_rfc3339, quoted, rfc3339
+from conveyor.domain.text_rules import parse_duration, parse_rfc3339, quoted, rfc3339
 from conveyor.http.middleware import DEV_PATH, is_loopback
-from conveyor.http.request import json_response, read_small_body
+from conveyor.http.request import json_response, read_body, read_small_body
+from conveyor.ports.gateway import GatewayControl
 from conveyor.ports.idle import ClockControl, ClockState
+from conveyor.service.overview import Overviews
 
 CLOCK_PATH = f"{DEV_PATH}/clock"
+RUNS_PATH = f"{DEV_PATH}/runs"
+RESET_PATH = f"{DEV_PATH}/reset"
+CONFIRMATION = {"confirm": "data"}
+"""The body of a request that destroys data."""
+RULES_PATH = f"{DEV_PATH}/gateway/rules"
+CALLS_PATH = f"{DEV_PATH}/gateway/requests"
+MOST_RULES_BYTES = 1 << 20
+_RULES_TYPES = {"application/toml": True, "application/json": False}
 TOKEN_BYTES = 16
 """Random bytes of the token: 128 bits."""
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-_DURATION = re.compile(r"(-?)((?:\d{1,9}(?:\.\d{1,9})?(?:ms|[smhdw]))+)", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _MOVES = ("advance", "set", "shift", "run")
 
 
@@ -58,32 +65,76 @@ class ClockBody(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The routes, guarded by a token, over what moves the server."""
+    """The routes, guarded by a token, over what moves the server. `empty` removes all of its data
+    but secrets and keys; `gateway` is there where rules can be given to it."""
 
-    def __init__(self, clock: ClockControl, token: str) -> None:
+    def __init__(
+        self,
+        clock: ClockControl,
+        token: str,
+        empty: Callable[[], Awaitable[None]],
+        gateway: GatewayControl | None = None,
+    ) -> None:
         self._clock = clock
         self._token = token
+        self._empty = empty
+        self._gateway = gateway
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return [Route(CLOCK_PATH, self._serve, methods=["GET", "POST"])]
+    def routes(self, overviews: Overviews) -> list[Route]:
+        """Return the routes; `overviews` shows the runs of all callers."""
 
-    async def _serve(self, request: Request) -> Response:
-        check_local(request)
-        self._check_token(request)
+        async def runs(request: Request) -> Response:
+            check_developer(request, self._token)
+            return json_response(await overviews.all_runs())
+
+        return [
+            Route(CLOCK_PATH, self._serve_clock, methods=["GET", "POST"]),
+            Route(RUNS_PATH, runs, methods=["GET"]),
+            Route(RESET_PATH, self._reset, methods=["POST"]),
+            Route(RULES_PATH, self._install_rules, methods=["PUT"]),
+            Route(CALLS_PATH, self._serve_calls, methods=["GET", "DELETE"]),
+        ]
+
+    async def _install_rules(self, request: Request) -> Response:
+        gateway = self._ruled(request)
+        media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if media_type not in _RULES_TYPES:
+            detail = "send the rules as application/toml or application/json"
+            raise ConveyorError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, detail)
+        announced = request.headers.get("Content-Length", "0")
+        if announced.isdecimal() and int(announced) > MOST_RULES_BYTES:
+            _refuse_size()
+        document = (await read_body(request)).joined()
+        if len(document) > MOST_RULES_BYTES:
+            _refuse_size()
+        gateway.install(document, is_toml=_RULES_TYPES[media_type])
+        return Response(status_code=204)
+
+    async def _serve_calls(self, request: Request) -> Response:
+        gateway = self._ruled(request)
+        if request.method == "GET":
+            return json_response(gateway.calls())
+        gateway.forget()
+        return Response(status_code=204)
+
+    def _ruled(self, request: Request) -> GatewayControl:
+        check_developer(request, self._token)
+        if self._gateway is None:
+            _refuse("this server has no fake gateway: start it with --gateway fake")
+        return self._gateway
+
+    async def _reset(self, request: Request) -> Response:
+        check_developer(request, self._token)
+        if strict_json.decode(await read_small_body(request)) != CONFIRMATION:
+            _refuse('this removes all data of the server: send {"confirm": "data"}')
+        await self._empty()
+        return Response(status_code=204)
+
+    async def _serve_clock(self, request: Request) -> Response:
+        check_developer(request, self._token)
         if request.method == "POST":
             await self._move(await read_small_body(request))
         return json_response(clock_body(await self._clock.state()))
-
-    def _check_token(self, request: Request) -> None:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode(), self._token.encode())
-        if scheme.lower() != "bearer" or not self._token or not is_right:
-            raise ConveyorError(
-                ErrorCode.UNAUTHENTICATED,
-                f"{DEV_PATH} wants the token that `conveyor-dev --json` prints: "
-                "Authorization: Bearer TOKEN",
-            )
 
     async def _move(self, body: bytes) -> None:
         document = strict_json.decode(body)
@@ -119,16 +170,27 @@ def check_local(request: Request) -> None:
         )
 
 
+def check_developer(request: Request, token: str) -> None:
+    """Let through what a program of this machine sent itself, with the token of this server. Raises
+    ConveyorError: permission_denied, unauthenticated."""
+    check_local(request)
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    is_right = hmac.compare_digest(given.strip().encode(), token.encode())
+    if scheme.lower() != "bearer" or not token or not is_right:
+        raise ConveyorError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{DEV_PATH} wants the token that `conveyor-dev --json` prints: "
+            "Authorization: Bearer TOKEN",
+        )
+
+
 def duration(name: str, value: object) -> float:
     """Read a duration in seconds: a number of them, or a text such as 2h or 1d12h. Raises
     ConveyorError(invalid_argument)."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        _refuse(f"{name} takes seconds, or a duration such as 90s, 2h or 1d12h")
-    seconds = sum(float(count) * UNITS[unit] for count, unit in _PART.findall(found[2]))
-    return -seconds if found[1] else seconds
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        _refuse(f"{name} {error}")
 
 
 def clock_body(state: ClockState) -> ClockBody:
@@ -152,6 +214,11 @@ def _instant(value: object) -> int:
 
 def _refuse_instant() -> NoReturn:
     _refuse("set takes an instant with a zone, such as 2027-03-28T00:59:00Z")
+
+
+def _refuse_size() -> NoReturn:
+    detail = f"rules may have at most {MOST_RULES_BYTES:,} bytes"
+    raise ConveyorError(ErrorCode.PAYLOAD_TOO_LARGE, detail)
 
 
 def _refuse(detail: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -22,7 +23,8 @@ from conveyor.ports.blobs import Content
 class ScrapeRequest(msgspec.Struct, frozen=True):
     """One call to make: the URL, merged params (a task's override its job's), key and bounds.
 
-    `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body.
+    `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body. `order` is the
+    place of the task in its run.
     """
 
     url: str
@@ -32,19 +34,31 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     params: dict[str, str] = {}
     timeout: float = 180.0
     max_bytes: int = 52_428_800
+    order: int = 0
+
+
+class AnswerHeaders(Protocol):
+    """The header fields of an answer."""
+
+    def values(self) -> Iterable[str]:
+        """Return the value of every field."""
+        ...
 
 
 class Success(msgspec.Struct, frozen=True):
     """The body of a successful scrape: untouched bytes, transfer compression decoded once.
 
-    `sent` counts the requests that went out for it, those of redirects included. Reading the
-    content may still raise ScrapeFailed.
+    `sent` counts the requests that went out for it, those of redirects included. `status` and
+    `headers` are those of the answer, if there was one. Reading the content may still raise
+    ScrapeFailed.
     """
 
     content: Content
     content_type: str
     spend: Spend = Spend()
     sent: int = 1
+    status: int = 200
+    headers: AnswerHeaders | None = None
 
 
 class Shared(StrEnum):
@@ -76,7 +90,7 @@ class ScrapeFailed(Exception):
     for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
     requests that went out. `absence` is there if nobody gave a whole answer; a worker that finds
     something shared away sets `is_spared`, and the try is none of the task's. `waits_since` is when
-    the trouble began, where it lasts; 0 means now.
+    the trouble began, where it lasts; 0 means now. `headers` are those of the answer, if one came.
     """
 
     def __init__(
@@ -102,6 +116,7 @@ class ScrapeFailed(Exception):
         self.absence: Absence | None = None
         self.is_spared = False
         self.waits_since = 0
+        self.headers: AnswerHeaders | None = None
 
 
 class Postponed(ScrapeFailed):
@@ -139,4 +154,58 @@ class Gateway(Protocol):
 
     async def aclose(self) -> None:
         """Close all connections. No scrape may follow."""
+        ...
+
+
+class GatewayCall(msgspec.Struct, frozen=True):
+    """A call that a gateway under rules has answered: by the rule of that place, counted from 0, or
+    by none. The values of secrets, the API key among them, are digests; a long body is cut."""
+
+    number: int
+    at: str
+    method: str
+    url: str
+    params: dict[str, str]
+    headers: dict[str, str]
+    body: str | None
+    content_type: str | None
+    api_key: str
+    rule: int | None
+
+
+class RuleCalls(msgspec.Struct, frozen=True):
+    """A rule, and the number of calls that it has answered."""
+
+    host: str
+    path: str
+    method: str
+    calls: int
+
+
+class GatewayCalls(msgspec.Struct, frozen=True):
+    """The calls of a gateway under rules: how many there were in all, are in flight, and were at
+    most, by rule and by host, and the last ones, each bounded."""
+
+    total: int
+    in_flight: int
+    peak_in_flight: int
+    rules: list[RuleCalls]
+    hosts: dict[str, int]
+    requests: list[GatewayCall]
+
+
+class GatewayControl(Protocol):
+    """Changes the rules of a gateway, and shows its calls."""
+
+    def install(self, document: bytes, *, is_toml: bool) -> None:
+        """Replace all rules by those of a document in TOML or JSON, for calls from now on. Raises
+        ConveyorError(invalid_argument), and the rules before it stay."""
+        ...
+
+    def calls(self) -> GatewayCalls:
+        """Return the calls since the start, or since they were forgotten."""
+        ...
+
+    def forget(self) -> None:
+        """Forget the calls; each rule begins anew."""
         ...

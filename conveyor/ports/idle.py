@@ -12,6 +12,9 @@ from typing import NamedTuple, Protocol
 
 from conveyor.ports.clock import Clock
 
+POSTS = "calls of receivers"
+"""The kind of the calls that post events."""
+
 
 class OpenWork(Protocol):
     """A counter of open work by its kind, a noun in the plural. It belongs to one event loop."""
@@ -22,6 +25,10 @@ class OpenWork(Protocol):
 
     def leave(self, kind: str) -> None:
         """Count one less: it has ended, and the task that waits for it can run."""
+        ...
+
+    def is_open(self, kind: str) -> bool:
+        """Tell whether any work of this kind is counted."""
         ...
 
     async def take_turn(self, kind: str) -> None:

@@ -38,7 +38,7 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
         ("API", info.api),
         *([("pages", f"{info.pages}{asks}")] if info.pages else []),
         ("data", f"{os.path.abspath(info.data_dir)} (kept){_MOVES[info.clock]}"),
-        ("gateway", _gateway(info.gateway)),
+        ("gateway", _gateway(info.gateway) + (f"; {info.recording}" if info.recording else "")),
         ("client", f"export ZENROWS_BATCH_BASE_URL={info.api}"),
         *([("command", f"{found}  # finds conveyor")] if found else []),
         *([("inbox", f"{info.inbox}/HOST, for {RESERVED}")] if info.inbox else []),
@@ -83,6 +83,7 @@ def _gateway(gateway: str) -> str:
     return {
         "direct": "direct: this server fetches the pages itself, without rendering",
         "fake": "fake: made-up answers, no network",
+        "replay": "replay: no network",
     }.get(gateway, without_secrets(gateway))
 
 

@@ -6,14 +6,17 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 import msgspec
 
 from conveyor.bootstrap import Runtime, open_dev
+from conveyor.bootstrap.recording import NO_RECORDING, RecordingChoice
 from conveyor.clock import LAST_INSTANT, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
+from conveyor.gateway.ruled import RuledGateway, RulesFile
 from conveyor.http.middleware import is_loopback
 from conveyor.http.routes_dev import TOKEN_BYTES
 from conveyor.ports.clock import Clock
@@ -36,7 +39,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Address and process of a server that is ready; `slots` says why it has fewer than were asked
     for, if it has. `inbox` is the URL of its receiver, empty on an address beyond loopback, `pages`
     that of the dashboard, empty without one. `dev_token` opens what moves the server below /_dev,
-    such as its clock; empty beyond loopback."""
+    such as its clock; empty beyond loopback. `recording` says what is recorded or replayed."""
 
     api: str
     pid: int
@@ -47,6 +50,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     pages: str = ""
     clock: str = "system"
     dev_token: str = ""
+    recording: str = ""
 
 
 _MODES = ("system", "manual", "auto")
@@ -90,9 +94,13 @@ def run(
     on_ready: Callable[[ServerInfo], None],
     on_stopping: Callable[[], None] = lambda: None,
     clock: ClockChoice = SYSTEM,
+    recording: RecordingChoice = NO_RECORDING,
+    on_ended: Callable[[str], None] = lambda line: None,
+    rules: str = "",
 ) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code. Owns the process: its loop and its
-    umask.
+    umask. `on_ended` is called with each line that there is to say at the end. `rules` is the file
+    of the rules of a fake gateway, and of names that are redacted.
 
     Raises ConveyorError if the server cannot start.
     """
@@ -108,7 +116,28 @@ def run(
         on_ready(msgspec.structs.replace(info, slots=slots))
 
     async def until(stop: anyio.Event) -> None:
-        await serve(fitting, on_ready=ready, stop=stop, clock=clock.make())
+        made = clock.make()
+        ruled = RuledGateway(
+            made,
+            retry_after_cap=fitting.retry_after_cap,
+            keeps_hits=False,
+            directory=Path(rules).parent if rules else None,
+        )
+        file = RulesFile(Path(rules), ruled) if rules else None
+        names = recording.names if file is None else file.start().redact
+        async with anyio.create_task_group() as group:
+            if file is not None:
+                group.start_soon(file.watch, SystemClock())
+            await serve(
+                fitting,
+                on_ready=ready,
+                stop=stop,
+                gateway=ruled if fitting.gateway == "fake" else None,
+                clock=made,
+                recording=msgspec.structs.replace(recording, names=names),
+                on_ended=on_ended,
+            )
+            group.cancel_scope.cancel()
 
     own_process(until, on_stopping=on_stopping, own_loop=clock.mode != "system")
     return 0
@@ -121,6 +150,8 @@ async def serve(
     stop: anyio.Event | None = None,
     gateway: Gateway | None = None,
     clock: Clock | None = None,
+    recording: RecordingChoice = NO_RECORDING,
+    on_ended: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Bind, open the data directory, serve and work until `stop`; then end everything in order.
 
@@ -133,25 +164,50 @@ async def serve(
         origin = origin_of(settings.host, listener.getsockname()[1])
         clock = clock or SystemClock()
         token = SystemClock().token(TOKEN_BYTES).hex() if is_loopback(settings.host) else ""
-        runtime = await open_dev(settings, clock, origin=origin, gateway=gateway, dev_token=token)
+        runtime = await open_dev(
+            settings,
+            clock,
+            origin=origin,
+            gateway=gateway,
+            dev_token=token,
+            recording=recording,
+        )
         try:
             info = ServerInfo(
                 api=f"{origin}/v1",
                 pid=os.getpid(),
                 data_dir=str(runtime.data_dir),
-                gateway=settings.gateway if gateway is None else "fake",
+                gateway=_gateway_name(settings, gateway, recording),
                 inbox=runtime.inbox,
                 pages=f"{origin}/dashboard" if settings.dashboard else "",
                 clock=clock.mode if isinstance(clock, ManualClock) else "system",
                 dev_token=token,
+                recording=_recording_line(recording),
             )
             await _serve(runtime, listener, stop, lambda: on_ready(info), settings.shutdown_grace)
         finally:
             with anyio.CancelScope(shield=True):
                 await runtime.aclose()
+            for line in runtime.farewell():
+                on_ended(line)
             # Requests cut off at the end have been reported by now; another server of this process
             # may still use this logger.
             UVICORN_LOG.setLevel(logging.NOTSET)
+
+
+def _gateway_name(settings: Settings, given: Gateway | None, recording: RecordingChoice) -> str:
+    if recording.calls_nobody:
+        return "replay"
+    return settings.gateway if given is None else "fake"
+
+
+def _recording_line(recording: RecordingChoice) -> str:
+    if recording.record:
+        return f"recorded into {recording.record}"
+    if not recording.replay:
+        return ""
+    others = {"fail": "", "pass": ", others called", "record": ", others called and added"}
+    return f"answers of {recording.replay}{others[recording.missing]}"
 
 
 async def _serve(

@@ -42,6 +42,7 @@ from conveyor.service.page_schemas import (
     ResultsShown,
     RunPace,
     RunPage,
+    RunsOfAll,
     ScheduleLine,
     SchedulePage,
     SchedulesPage,
@@ -293,6 +294,25 @@ class Overviews:
                 )
             if len(found) <= batch:
                 return
+
+    async def all_runs(self) -> RunsOfAll:
+        """Return the runs of all callers that have work left, and those that changed last."""
+        waits = await self._waits()
+        busy: list[JobLine] = []
+        before, more = None, True
+        while more and len(busy) < PAGE:
+            found = await self._context.runs.changed_runs(
+                None, before=before, limit=_BATCH, live=True
+            )
+            more = len(found) == _BATCH
+            for one in found:
+                before = one.position
+                if one.run.status is RunStatus.RUNNING:
+                    busy.append(self._line(one.job, one.run, waits))
+        latest = await self._context.runs.changed_runs(None, before=None, limit=RUNS_SHOWN)
+        return RunsOfAll(
+            busy=busy[:PAGE], latest=[self._line(one.job, one.run, waits) for one in latest]
+        )
 
     async def schedules(self, caller: str | None, *, cursor: str | None) -> SchedulesPage:
         """Return a page of scheduled jobs. Raises ConveyorError(invalid_argument) for a bad

@@ -127,6 +127,13 @@ class JobsFound(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | UnsetType = UNSET
 
 
+class RunsOfAll(msgspec.Struct, frozen=True):
+    """Runs of all callers: at most 50 that have work left, and the 20 that changed last."""
+
+    busy: list[JobLine]
+    latest: list[JobLine]
+
+
 class JobPage(msgspec.Struct, frozen=True):
     """A job without a run to show."""
 

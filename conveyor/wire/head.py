@@ -52,6 +52,14 @@ class HeaderFields:
             return default
         return [value.decode("utf-8", "surrogateescape") for value in values]
 
+    def values(self) -> list[str]:
+        """Return the value of every field."""
+        return [
+            value.decode("utf-8", "surrogateescape")
+            for values in self._fields.values()
+            for value in values
+        ]
+
     def firsts(self) -> dict[str, str]:
         """Return the first field of each name, by its name in lowercase."""
         return {

@@ -1,0 +1,377 @@
+"""Take secrets out of requests, and find them again in answers, in every usual encoding.
+
+Redacted are API keys, the values of custom_headers, credentials in URLs, and values whose names
+look like those of keys, in queries, params and posted forms and documents.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote, unquote, unquote_plus
+
+import msgspec
+
+from conveyor.gateway.refusals import MASK, MIN_VALUE, redactor
+from conveyor.ports.gateway import ScrapeRequest
+from conveyor.ports.recordings import Asked
+
+# -- names --
+
+_NOT_ALNUM = re.compile(r"[^a-z0-9]|[0-9]+$")
+_KEY_PARTS = re.compile(
+    r"apikey|token|secret|passw|passphrase|credential|signature|authori[sz]|sessionid|cookie|jwt"
+    r"|bearer|(?:^|[^n])key$|^(?:auth|sig|pwd|pass|sid|session|pin|otp|hmac)$|auth$"
+)
+
+
+class SecretNames(msgspec.Struct, frozen=True):
+    """The names of headers and of query values that are secret beside those that look like it."""
+
+    headers: tuple[str, ...] = ()
+    query: tuple[str, ...] = ()
+
+    def match(self, name: str) -> bool:
+        """Tell whether the value of this name is a secret."""
+        lowered = name.lower()
+        if _KEY_PARTS.search(_NOT_ALNUM.sub("", lowered)) is not None:
+            return True
+        return any(lowered == other.lower() for other in (*self.headers, *self.query))
+
+
+USUAL_NAMES = SecretNames()
+
+# -- values --
+
+_USUAL = """
+    accept admin age all alive anonymous any application apng avif br cache charset client close
+    content deflate demo en example false form guest gzip html http https identity image immutable
+    iso javascript json keep latin local localhost max multipart no none null off on plain png
+    public reload root store svg test text transform true undefined urlencoded user username utf
+    webp www xhtml xml xmlhttprequest zstd
+"""
+_WORDS = frozenset(_USUAL.split())
+_SPLIT = re.compile(r"[^0-9a-zA-Z]+")
+_LANGUAGE = r"(?:[a-z]{2}(?:-[A-Za-z]{2})?|\*)(?:;q=[01](?:\.[0-9])?)?"
+_LANGUAGES = re.compile(f"{_LANGUAGE}(?:, ?{_LANGUAGE})*")
+
+
+def _is_ordinary(value: str) -> bool:
+    """Tell whether a value consists of words that everybody uses, so that it is no secret and
+    stands in many pages: a type, a language, the key `local`."""
+    if _LANGUAGES.fullmatch(value) is not None:
+        return True
+    words = [word.lower() for word in _SPLIT.split(value) if word]
+    known = [word for word in words if word in _WORDS]
+    return bool(known) and all(word in _WORDS or len(word) == 1 for word in words)
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[ ]+(.+)", re.DOTALL)
+_PAIR = re.compile(r"[^=;,]+=\"?([^;,\"]*)")
+
+
+class _Secrets:
+    """The values that were taken out of one request."""
+
+    def __init__(self, names: SecretNames, api_key: str) -> None:
+        self.names = names
+        self._found: set[str] = set()
+        self.add(api_key)
+
+    def add(self, value: str) -> None:
+        """Remember a value in each of its spellings."""
+        for spelt in (value, unquote(value), unquote_plus(value), value.strip()):
+            if len(spelt) >= MIN_VALUE and not _is_ordinary(spelt):
+                self._found.add(spelt)
+
+    def add_header(self, name: str, value: str) -> None:
+        """Remember the value of a header; of credentials and cookies also their parts."""
+        self.add(value)
+        if not self.names.match(name):
+            return
+        scheme = _SCHEME.fullmatch(value)
+        if scheme is not None:
+            self.add(scheme[1])
+            self.add_pair(_decoded(scheme[1]))
+        for part in _PAIR.findall(value):
+            self.add(part)
+
+    def add_pair(self, pair: str) -> None:
+        """Remember a user and a password, apart and together."""
+        user, colon, password = pair.partition(":")
+        for value in (pair, user, password) if colon else (pair,):
+            self.add(value)
+        self.add(f"{unquote(user)}:{unquote(password)}")
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Return all of them, the longest first."""
+        return tuple(sorted(self._found, key=lambda value: (-len(value), value)))
+
+
+def _decoded(text: str) -> str:
+    """Return the user and password in the credentials of the scheme Basic; nothing for others."""
+    try:
+        return b64decode(text, validate=True).decode()
+    except ValueError:
+        return ""
+
+
+# -- finding --
+
+_ESCAPE = re.compile(
+    rb"%([0-9A-Fa-f]{2})"
+    rb"|((?:\\u[0-9A-Fa-f]{4})+)"
+    rb"|\\u\{([0-9A-Fa-f]{1,6})\}"
+    rb"|\\x([0-9A-Fa-f]{2})"
+    rb"|\\([\"'/\\bfnrt])"
+    rb"|(&#[0-9]{1,7};?|&#[xX][0-9A-Fa-f]{1,6};?|&[A-Za-z][A-Za-z0-9]{1,31};)"
+)
+_CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+ROUNDS = 3
+"""How often a text may be escaped on top of itself, as JSON within JSON is."""
+_MOST_SPELT = 12
+_LEAST_PACKED = 6
+MOST_HELD = 262_144
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    percent, units, braced, byte, control, reference = match.groups()
+    if percent or byte:
+        return bytes.fromhex((percent or byte).decode())
+    if units:
+        pairs = bytes.fromhex(units.replace(rb"\u", b"").decode())
+        return pairs.decode("utf-16-be", "replace").encode()
+    if braced:
+        code = int(braced, 16)
+        return chr(code).encode("utf-8", "replace") if code <= 0x10FFFF else b""
+    if control:
+        return _CONTROLS.get(control, control)
+    return html.unescape(reference.decode()).encode("utf-8", "replace")
+
+
+class SecretScanner:
+    """Looks for secrets in bytes that come in pieces: plain, percent-encoded, in base 64, in
+    hexadecimal, escaped for JSON or HTML, and in several of these at once."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._plain: list[bytes] = []
+        self._base64: list[bytes] = []
+        self._hex: list[bytes] = []
+        for secret in secrets:
+            self._learn(secret)
+        longest = max(map(len, self._plain), default=0)
+        self._overlap = min(longest * _MOST_SPELT, MOST_HELD)
+        self._tail = b""
+
+    def _learn(self, secret: str) -> None:
+        data = secret.encode("utf-8", "replace")
+        self._plain.append(data)
+        if " " in secret:
+            self._plain.append(data.replace(b" ", b"+"))
+        if not secret.isascii():
+            self._plain.append(secret.encode("latin-1", "replace"))
+        self._hex.append(data.hex().encode())
+        for spelt in _in_base64(data):
+            self._base64 += {spelt, spelt.translate(bytes.maketrans(b"+/", b"-_"))}
+
+    def restarted(self) -> SecretScanner:
+        """Return a scanner for the same secrets at the start of another text."""
+        other = SecretScanner(())
+        other._plain, other._base64, other._hex = self._plain, self._base64, self._hex
+        other._overlap = self._overlap
+        return other
+
+    def feed(self, piece: bytes) -> bool:
+        """Read the next piece; return whether a secret stands in it, or across its start."""
+        if not self._plain:
+            return False
+        text = self._tail + piece
+        self._tail = text[-self._overlap :]
+        return self.finds(text)
+
+    def finds(self, text: bytes) -> bool:
+        """Return whether a secret stands in a text."""
+        if b"\0" in text and self._stands(text.replace(b"\0", b"")):
+            return True
+        for _ in range(ROUNDS):
+            if self._stands(text):
+                return True
+            plainer = _ESCAPE.sub(_unescaped, text)
+            if plainer == text:
+                return False
+            text = plainer
+        return self._stands(text)
+
+    def _stands(self, text: bytes) -> bool:
+        if any(secret in text for secret in self._plain):
+            return True
+        unbroken = text.translate(None, b"\r\n")
+        if any(secret in unbroken for secret in self._base64):
+            return True
+        lowered = unbroken.lower()
+        return any(secret in lowered for secret in self._hex)
+
+
+def _in_base64(data: bytes) -> Iterable[bytes]:
+    """Yield what base 64 makes of bytes, alone and in the middle of others at each alignment."""
+    yield b64encode(data)
+    for shift, skipped in ((0, 0), (1, 2), (2, 3)):
+        packed = b64encode(b"\0" * shift + data)
+        core = packed[skipped : (shift + len(data)) * 8 // 6]
+        if len(core) >= _LEAST_PACKED:
+            yield core
+
+
+@lru_cache(maxsize=64)
+def _scanner_of(secrets: tuple[str, ...]) -> SecretScanner:
+    return SecretScanner(secrets)
+
+
+# -- requests --
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:[/\\]*)([^/\\?#]*)([^?#]*)(\?[^#]*)?(#.*)?", re.DOTALL)
+_MATRIX = re.compile(r";([^=;/]+)=([^;/]*)")
+_NESTED = 3
+
+
+class Redacted(msgspec.Struct, frozen=True):
+    """A request without its secrets, and what finds these again."""
+
+    asked: Asked
+    secrets: tuple[str, ...]
+
+    def scanner(self) -> SecretScanner:
+        """Return a scanner for the answer."""
+        return _scanner_of(self.secrets).restarted()
+
+
+def redacted(request: ScrapeRequest, names: SecretNames = USUAL_NAMES) -> Redacted:
+    """Take the secrets out of a request."""
+    secrets = _Secrets(names, request.api_key)
+    url = _url(request.url, secrets)
+    params = {name: _param(name, value, secrets) for name, value in sorted(request.params.items())}
+    posted, content_type = "", ""
+    if request.body is not None:
+        content_type = request.body.content_type
+        posted = _posted(request.body.content, content_type, secrets)
+    found = secrets.found
+    scanner = _scanner_of(found)
+
+    def clean(text: str) -> str:
+        data = text.encode("utf-8", "replace")
+        if not scanner.finds(data):
+            return data.decode()
+        masked = redactor("", found)(data.decode())
+        return MASK if scanner.finds(masked.encode()) else masked
+
+    url, posted = clean(url), clean(posted)
+    params = {clean(name): clean(value) for name, value in params.items()}
+    body = "" if request.body is None else _digest([clean(content_type), posted])
+    key = _digest([request.method, url, body, sorted(params.items())])
+    return Redacted(Asked(key, request.order, request.method, url, params, body), found)
+
+
+def _digest(parts: list[Any]) -> str:
+    # Characters that are half of one may stand in a text, and have no bytes of their own.
+    return sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _url(url: str, secrets: _Secrets, depth: int = 0) -> str:
+    parts = _URL.fullmatch(url)
+    if parts is None:
+        return url
+    scheme, authority, path, query, fragment = parts.groups("")
+    user, at, host = authority.rpartition("@")
+    if user:
+        secrets.add_pair(user)
+        authority = f"{MASK}{at}{host}"
+    for name, value in _MATRIX.findall(path):
+        if secrets.names.match(unquote(name)):
+            secrets.add(value)
+            path = path.replace(f";{name}={value}", f";{name}={MASK}")
+    queries = (_query(text[1:], secrets, depth) for text in (query, fragment))
+    marked = (mark + text for mark, text in zip((query[:1], fragment[:1]), queries, strict=True))
+    return scheme + authority + path + "".join(marked)
+
+
+def _query(text: str, secrets: _Secrets, depth: int = 0) -> str:
+    return "&".join(_pair(pair, secrets, depth) for pair in text.split("&"))
+
+
+def _pair(pair: str, secrets: _Secrets, depth: int) -> str:
+    """Redact a pair of a query; one that is separated by semicolons from the first secret on."""
+    shown: list[str] = []
+    rest = pair
+    while rest:
+        name, equals, value = rest.partition("=")
+        if equals and secrets.names.match(unquote_plus(name)):
+            secrets.add(value)
+            return "".join([*shown, name, "=", MASK])
+        first, semicolon, rest = rest.partition(";")
+        shown.append(_nested(first, secrets, depth) + semicolon)
+    return "".join(shown)
+
+
+def _nested(pair: str, secrets: _Secrets, depth: int) -> str:
+    """Redact a URL that stands in a query as a value."""
+    name, equals, value = pair.partition("=")
+    plain = unquote(value)
+    if depth == _NESTED or "://" not in plain:
+        return pair
+    inner = _url(plain, secrets, depth + 1)
+    return pair if inner == plain else name + equals + quote(inner, safe="")
+
+
+def _param(name: str, value: str, secrets: _Secrets) -> str:
+    if name == "custom_headers":
+        return _custom_headers(value, secrets)
+    if secrets.names.match(name):
+        secrets.add(value)
+        return MASK
+    return _url(value, secrets) if "://" in value else value
+
+
+def _custom_headers(text: str, secrets: _Secrets) -> str:
+    try:
+        given = msgspec.json.decode(text, type=dict[str, str | int | float | bool])
+    except (msgspec.DecodeError, UnicodeError):
+        secrets.add(text)
+        return MASK
+    for name, value in given.items():
+        shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        secrets.add_header(name, shown)
+    return json.dumps({name.lower(): MASK for name in sorted(given, key=str.lower)})
+
+
+def _posted(text: str, content_type: str, secrets: _Secrets) -> str:
+    if "x-www-form-urlencoded" in content_type.lower():
+        return _query(text, secrets)
+    if "json" not in content_type.lower():
+        return text
+    try:
+        document = json.loads(text)
+        return json.dumps(_document(document, secrets), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _document(value: Any, secrets: _Secrets) -> Any:
+    if isinstance(value, list):
+        return [_document(item, secrets) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    shown: dict[str, Any] = {}
+    for name, item in value.items():
+        if isinstance(item, str | int | float) and secrets.names.match(name):
+            secrets.add(str(item))
+            shown[name] = MASK
+        else:
+            shown[name] = _document(item, secrets)
+    return shown

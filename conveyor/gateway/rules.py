@@ -1,0 +1,389 @@
+"""The rules of the fake gateway, read from a document in TOML or JSON.
+
+    [[rules]]
+    host = "shop.example"
+    path = "/p/*"
+    answers = [{status = 503, times = 2}, {body_file = "page.html"}]
+
+Pure but for the files of bodies, which a function of the caller's reads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import msgspec
+
+from conveyor.domain import strict_json
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.text_rules import parse_duration, quoted
+from conveyor.gateway.fake import MAX_SIZE, PLAIN, Behaviour, behaviour_of, is_understood
+from conveyor.gateway.redaction import USUAL_NAMES, SecretNames
+
+MOST_RULES = 1_000
+MOST_ANSWERS = 1_000
+"""Answers of one rule."""
+MOST_TIMES = 1_000_000
+MOST_NAMES = 1_000
+"""Names in one list of `redact`."""
+MOST_TEXT = 1 << 20
+"""Bytes of a document."""
+MOST_BODIES = 1 << 26
+"""Bytes of all files of bodies together."""
+LONGEST_PATTERN = 2_048
+WIDEST_SPREAD = 3.0
+LONGEST_LATENCY = 86_400.0
+
+ANSWER_WORDS = (*Behaviour.__struct_fields__, "body_file")
+RULE_WORDS = ("host", "path", "method", "share", "latency", "answers")
+TOP_WORDS = ("rules", "seed", "redact")
+
+ReadBody = Callable[[str], bytes]
+"""Reads the file of a body by its name. Raises ValueError with the reason why not."""
+
+
+class AnswerLatency(msgspec.Struct, frozen=True):
+    """How long answers take, in seconds: half of them `median` at most, spread about it by a
+    logarithmic normal distribution whose sigma is `spread`."""
+
+    median: float
+    spread: float = 0.0
+
+
+class RuleAnswer(msgspec.Struct, frozen=True):
+    """An answer that is given `times` times in a row; `content`, if there is any, is its body."""
+
+    behaviour: Behaviour = PLAIN
+    content: bytes | None = None
+    times: int = 1
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """The calls that a rule is for, by globs of host and path and by method, and its answers in
+    their order, of which the last one stays. It takes a `share` of these calls."""
+
+    host: str = "*"
+    path: str = "*"
+    method: str = ""
+    share: float = 1.0
+    latency: AnswerLatency | None = None
+    answers: tuple[RuleAnswer, ...] = (RuleAnswer(),)
+
+
+class GatewayRules(msgspec.Struct, frozen=True):
+    """Rules in their order: the first one that is for a call answers it. `seed` decides about
+    shares and latencies; `redact` names further secrets."""
+
+    rules: tuple[Rule, ...] = ()
+    seed: int = 0
+    redact: SecretNames = USUAL_NAMES
+
+
+NO_RULES = GatewayRules()
+
+
+class _Wrong(Exception):
+    """A word that cannot be used, by its place in the document, and why."""
+
+    def __init__(self, place: tuple[str | int, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.place = place
+        self.reason = reason
+
+    @property
+    def told(self) -> str:
+        steps = [
+            f"[{step}]" if isinstance(step, int) else f".{quoted(step)}" for step in self.place
+        ]
+        where = "".join(steps).removeprefix(".")
+        return f"{where}: {self.reason}" if where else self.reason
+
+
+# -- documents --
+
+
+def rules_of_toml(text: str, name: str, read_body: ReadBody) -> GatewayRules:
+    """Read rules in TOML from the file `name`. Raises ConveyorError(invalid_argument), which names
+    file, line, word and reason."""
+    if len(text) > MOST_TEXT:
+        _refuse(f"{name}: more than {MOST_TEXT:,} characters")
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        _refuse(_not_toml(name, str(error)))
+    try:
+        return parse_rules(document, read_body)
+    except _Wrong as wrong:
+        _refuse(f"{name}, line {_line_of(text, wrong.place)}: {wrong.told}")
+
+
+def rules_of_json(body: bytes, read_body: ReadBody) -> GatewayRules:
+    """Read rules in JSON. Raises ConveyorError(invalid_argument), which names word and reason."""
+    document = strict_json.decode(body)
+    if not isinstance(document, dict):
+        _refuse('send an object such as {"rules": [{"host": "shop.example", "status": 503}]}')
+    try:
+        return parse_rules(document, read_body)
+    except _Wrong as wrong:
+        _refuse(wrong.told)
+
+
+_WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+def _not_toml(name: str, told: str) -> str:
+    where = _WHERE.search(told)
+    line = f", line {where[1]}" if where is not None and where[1] else ""
+    return f"{name}{line}: is not TOML: {_WHERE.sub('', told)}"
+
+
+def _line_of(text: str, place: tuple[str | int, ...]) -> int:
+    """Return the line on which a word stands: the first one that has its last name and up to which
+    the document, with an open list closed, has something at that place."""
+    words = [step for step in place if isinstance(step, str)]
+    last = words[-1] if words else ""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if last in line and _reaches("\n".join(lines[:number]), place):
+            return number
+    return 1
+
+
+def _reaches(text: str, place: tuple[str | int, ...]) -> bool:
+    for end in ("", "]"):
+        try:
+            found: Any = tomllib.loads(text + end)
+        except (ValueError, RecursionError):
+            continue
+        try:
+            for step in place:
+                found = found[step]
+        except (LookupError, TypeError):
+            continue
+        return True
+    return False
+
+
+def parse_rules(document: Mapping[str, Any], read_body: ReadBody) -> GatewayRules:
+    """Turn a decoded document into rules. Raises _Wrong at the first word that cannot be used."""
+    _check_words(document, TOP_WORDS, ())
+    listed = _list(document.get("rules", []), ("rules",), MOST_RULES)
+    left = [MOST_BODIES]
+
+    def read_bounded(name: str) -> bytes:
+        content = read_body(name)
+        left[0] -= len(content)
+        if left[0] < 0:
+            raise ValueError(f"all files of bodies together may have {MOST_BODIES:,} bytes")
+        return content
+
+    rules = (_rule(given, ("rules", place), read_bounded) for place, given in enumerate(listed))
+    return GatewayRules(
+        rules=tuple(rules),
+        seed=_whole(document.get("seed", 0), ("seed",), 0, 2**63 - 1),
+        redact=_redact(document.get("redact", {})),
+    )
+
+
+# -- parts --
+
+_Place = tuple[str | int, ...]
+
+
+def _rule(given: object, place: _Place, read_body: ReadBody) -> Rule:
+    table = _table(given, place)
+    has_answers = "answers" in table
+    _check_words(table, RULE_WORDS if has_answers else (*RULE_WORDS, *ANSWER_WORDS), place)
+    if has_answers:
+        listed = _list(table["answers"], (*place, "answers"), MOST_ANSWERS)
+        if not listed:
+            raise _Wrong((*place, "answers"), "needs one at least")
+        answers = tuple(
+            _answer(answer, (*place, "answers", number), read_body)
+            for number, answer in enumerate(listed)
+        )
+    else:
+        words = {word: value for word, value in table.items() if word in ANSWER_WORDS}
+        answers = (_answer(words, place, read_body),)
+    return Rule(
+        host=_pattern(table.get("host", "*"), (*place, "host")).lower(),
+        path=_pattern(table.get("path", "*"), (*place, "path")),
+        method=_method(table.get("method", ""), (*place, "method")),
+        share=_fraction(table.get("share", 1.0), (*place, "share")),
+        latency=_latency(table["latency"], (*place, "latency")) if "latency" in table else None,
+        answers=answers,
+    )
+
+
+def _answer(given: object, place: _Place, read_body: ReadBody) -> RuleAnswer:
+    table = _table(given, place)
+    _check_words(table, (*ANSWER_WORDS, "times"), place)
+    bodies = [word for word in ("body", "body64", "body_file", "size", "echo") if word in table]
+    if len(bodies) > 1:
+        raise _Wrong((*place, bodies[1]), f"{bodies[0]} gives the body already")
+    content = None
+    if "body_file" in table:
+        name = _text(table["body_file"], (*place, "body_file"))
+        try:
+            content = read_body(name)
+        except ValueError as error:
+            raise _Wrong((*place, "body_file"), str(error)) from None
+    words = [
+        (word, _word(word, value, (*place, word)))
+        for word, value in table.items()
+        if word not in ("times", "body_file")
+    ]
+    times = _whole(table.get("times", 1), (*place, "times"), 1, MOST_TIMES)
+    return RuleAnswer(behaviour_of(words), content, times)
+
+
+def _word(word: str, value: object, place: _Place) -> str:
+    """Return the text of a word, as it would stand in a URL."""
+    is_flag = isinstance(getattr(PLAIN, word), bool)
+    text = str(int(value)) if isinstance(value, bool) else str(value)
+    is_simple = isinstance(value, str | int | float) and isinstance(value, bool) <= is_flag
+    # A reset is a word that is also spelt as a number.
+    if word == "reset" and value is True:
+        return "1"
+    if not is_simple or not is_understood(word, text):
+        raise _Wrong(
+            place, _EXPECTED.get(word, "takes true or false" if is_flag else "takes a text")
+        )
+    return text
+
+
+_EXPECTED = {
+    "status": "takes a status from 200 to 599",
+    "flaky": "takes a whole number from 0 to 1,000,000",
+    "delay": "takes seconds from 0 to 1,000,000",
+    "size": f"takes bytes from 0 to {MAX_SIZE:,}",
+    "body64": "takes URL-safe base 64",
+    "reset": 'takes "1" or "body"',
+}
+
+
+def _latency(given: object, place: _Place) -> AnswerLatency:
+    table = _table(given, place)
+    _check_words(table, ("median", "spread"), place)
+    if "median" not in table:
+        raise _Wrong(place, "needs a median, such as {median = 0.2, spread = 0.5}")
+    try:
+        median = parse_duration(table["median"])
+    except (ValueError, OverflowError):
+        reason = "takes seconds, or a duration such as 200ms or 1.5s"
+        raise _Wrong((*place, "median"), reason) from None
+    if not 0 <= median <= LONGEST_LATENCY:
+        raise _Wrong((*place, "median"), "takes 0 seconds to a day")
+    spread = _number(table.get("spread", 0.0), (*place, "spread"))
+    if not 0 <= spread <= WIDEST_SPREAD:
+        raise _Wrong((*place, "spread"), f"takes a number from 0 to {WIDEST_SPREAD:g}")
+    return AnswerLatency(median, spread)
+
+
+def _redact(given: object) -> SecretNames:
+    table = _table(given, ("redact",))
+    _check_words(table, ("headers", "query"), ("redact",))
+    names: dict[str, tuple[str, ...]] = {}
+    for word in ("headers", "query"):
+        place = ("redact", word)
+        listed = _list(table.get(word, []), place, MOST_NAMES)
+        names[word] = tuple(_text(name, (*place, n)) for n, name in enumerate(listed))
+    return SecretNames(**names)
+
+
+def _check_words(table: Mapping[str, Any], known: Iterable[str], place: _Place) -> None:
+    for word in table:
+        if word not in known:
+            raise _Wrong((*place, word), f"is none of {', '.join(sorted(known))}")
+
+
+def _table(given: object, place: _Place) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise _Wrong(place, "takes a table")
+    return cast("dict[str, Any]", given)
+
+
+def _list(given: object, place: _Place, most: int) -> list[Any]:
+    if not isinstance(given, list):
+        raise _Wrong(place, "takes a list")
+    if len(given) > most:
+        raise _Wrong(place, f"takes {most:,} at most")
+    return given
+
+
+def _text(given: object, place: _Place) -> str:
+    if not isinstance(given, str) or not given:
+        raise _Wrong(place, "takes a text that is not empty")
+    return given
+
+
+def _pattern(given: object, place: _Place) -> str:
+    text = _text(given, place)
+    if len(text) > LONGEST_PATTERN:
+        raise _Wrong(place, f"takes {LONGEST_PATTERN:,} characters at most")
+    return text
+
+
+_METHOD = re.compile(r"[A-Za-z]{0,16}")
+
+
+def _method(given: object, place: _Place) -> str:
+    if not isinstance(given, str) or _METHOD.fullmatch(given) is None:
+        raise _Wrong(place, "takes a method, such as GET")
+    return given.upper()
+
+
+_HUGE = 10**300
+
+
+def _number(given: object, place: _Place) -> float:
+    if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < math.inf:
+        return float(min(max(given, -_HUGE), _HUGE))
+    raise _Wrong(place, "takes a number")
+
+
+def _fraction(given: object, place: _Place) -> float:
+    number = _number(given, place)
+    if not 0 <= number <= 1:
+        raise _Wrong(place, "takes a number from 0 to 1")
+    return number
+
+
+def _whole(given: object, place: _Place, low: int, high: int) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
+        raise _Wrong(place, f"takes a whole number from {low:,} to {high:,}")
+    return given
+
+
+# -- files of bodies --
+
+
+def body_reader(directory: Path | None) -> ReadBody:
+    """Return what reads files of bodies within a directory; without one, what refuses them."""
+
+    def read(name: str) -> bytes:
+        if directory is None:
+            raise ValueError("needs a file of rules, whose directory has the bodies")
+        root = directory.resolve()
+        try:
+            path = (root / name).resolve()
+            if not path.is_relative_to(root):
+                raise ValueError("is outside of the directory of the rules")
+            if not path.is_file():
+                raise ValueError("is no file in the directory of the rules")
+            if path.stat().st_size > MOST_BODIES:
+                raise ValueError(f"may have at most {MOST_BODIES:,} bytes")
+            return path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror}") from None
+
+    return read
+
+
+def _refuse(detail: str) -> NoReturn:
+    raise ConveyorError(ErrorCode.INVALID_ARGUMENT, detail)

@@ -1,0 +1,294 @@
+"""The rules of the fake gateway: what a document says, what a wrong one gets, and who answers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import TaskBody
+from conveyor.gateway.fake import page
+from conveyor.gateway.ruled import MOST_CALLS, RuledGateway, RulesFile
+from conveyor.gateway.rules import body_reader, rules_of_json, rules_of_toml
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.testing.clock import FakeClock
+
+SHOP = "https://shop.example/p/1"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def gateway(clock: FakeClock, tmp_path: Path) -> RuledGateway:
+    return RuledGateway(clock, directory=tmp_path)
+
+
+async def _scrape(gateway: RuledGateway, url: str, **fields: object) -> Success:
+    request = ScrapeRequest(url, "key-of-a-caller", **fields)  # type: ignore[arg-type]
+    async with gateway.scrape(request) as success:
+        return success
+
+
+async def _status(gateway: RuledGateway, url: str = SHOP, **fields: object) -> int:
+    """Scrape; return the status that was answered."""
+    try:
+        return (await _scrape(gateway, url, **fields)).status
+    except ScrapeFailed as failed:
+        return failed.problem.status
+
+
+def _install(gateway: RuledGateway, text: str) -> None:
+    gateway.install(text.encode(), is_toml=True)
+
+
+async def test_the_first_rule_that_is_for_a_call_answers_it(gateway: RuledGateway) -> None:
+    _install(
+        gateway,
+        """
+        rules = [
+            {host = "shop.example", path = "/p/*", method = "POST", status = 404},
+            {host = "*.EXAMPLE", path = "/p/*", status = 410},
+            {host = "other.example:8443", status = 451},
+            {host = "other.example", path = "/?", body = "Grüße"},
+        ]
+        """,
+    )
+    assert await _status(gateway) == 410
+    assert await _status(gateway, method="POST") == 404
+    assert await _status(gateway, "https://SHOP.example/p/1?status=500") == 410
+    assert await _status(gateway, "https://other.example:8443/") == 451
+    assert (await _scrape(gateway, "https://other.example/a")).content == "Grüße".encode()
+    plain = "https://shop.example/q"
+    assert (await _scrape(gateway, plain)).content == page(plain)
+    assert await _status(gateway, f"{plain}?status=503") == 503
+    assert [rule.calls for rule in gateway.calls().rules] == [1, 2, 1, 1]
+
+
+async def test_answers_come_in_their_order_and_the_last_one_stays(
+    gateway: RuledGateway, tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_bytes(b"<p>stored\xff")
+    _install(
+        gateway,
+        """
+        [[rules]]
+        host = "shop.example"
+        answers = [{status = 503, times = 2}, {status = 429, retry_after = "7"},
+                   {body_file = "page.html", type = "text/plain"}]
+        """,
+    )
+    assert [await _status(gateway) for _ in range(3)] == [503, 503, 429]
+    for _ in range(3):
+        answer = await _scrape(gateway, SHOP)
+        assert answer.content == b"<p>stored\xff"
+        assert answer.content_type == "text/plain; charset=utf-8"
+
+
+async def test_a_share_and_a_latency_depend_on_the_seed(
+    gateway: RuledGateway, clock: FakeClock
+) -> None:
+    rule = (
+        'rules = [{share = 0.3, status = 404, latency = {median = "200ms", spread = 0.5}}]\n'
+        "seed = SEED"
+    )
+    urls = [f"https://shop.example/{number}" for number in range(1_000)]
+    failed: list[list[str]] = []
+    for seed in ("1", "1", "2"):
+        _install(gateway, rule.replace("SEED", seed))
+        failed.append([url for url in urls if await _status_moving(gateway, clock, url) == 404])
+    assert failed[0] == failed[1] != failed[2]
+    assert all(240 < len(some) < 360 for some in failed)
+
+
+async def _status_moving(gateway: RuledGateway, clock: FakeClock, url: str) -> int:
+    statuses: list[int] = []
+
+    async def run() -> None:
+        statuses.append(await _status(gateway, url))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await clock.advance(60)
+    return statuses[0]
+
+
+async def test_a_call_longer_than_its_timeout_fails(
+    gateway: RuledGateway, clock: FakeClock
+) -> None:
+    _install(gateway, "rules = [{latency = {median = 30}}]")
+    codes: list[str] = []
+
+    async def run() -> None:
+        with pytest.raises(ScrapeFailed) as caught:
+            await _scrape(gateway, SHOP, timeout=5.0)
+        codes.append(caught.value.problem.code)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await clock.advance(5)
+    assert codes == ["timeout"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("[[rules]\n", 1, "is not TOML"),
+        ('\n[[rules]]\nhots = "a"', 3, "rules[0].hots: is none of account"),
+        ("rule = [{status = 200}]", 1, "rule: is none of redact, rules, seed"),
+        ("[[rules]]\nstatus = 200\n[[rules]]\n# status\nstatus = 99\n", 5, "rules[1].status"),
+        ("[[rules]]\nanswers = [{status = 200},\n{status = 600}]", 3, "answers[1].status"),
+        ("[[rules]]\nanswers = []", 2, "needs one"),
+        ("[[rules]]\nanswers = [{times = 0}]", 2, "times: takes a whole number from 1"),
+        ("[[rules]]\nstatus = 200\nanswers = [{}]", 2, "rules[0].status: is none of"),
+        ("[[rules]]\nshare = 1.5", 2, "share: takes a number from 0 to 1"),
+        ("[[rules]]\nshare = nan", 2, "share: takes a number"),
+        ("[[rules]]\nlatency = {spread = 1}", 2, "needs a median"),
+        ("[[rules]]\nlatency = {median = -1}", 2, "median: takes 0 seconds to a day"),
+        ("[[rules]]\nlatency = {median = 1, spread = 9}", 2, "spread: takes a number from 0 to 3"),
+        ("[[rules]]\nhang = 2", 2, "hang: takes true or false"),
+        ("[[rules]]\ndelay = true", 2, "delay: takes seconds"),
+        ('[[rules]]\nbody = "a"\nsize = 4', 3, "size: body gives the body already"),
+        ('[[rules]]\nhost = ""', 2, "host: takes a text"),
+        ('[[rules]]\nmethod = "GET POST"', 2, "method: takes a method"),
+        ('[[rules]]\nbody_file = "../secret"', 2, "is outside of the directory"),
+        ('[[rules]]\nbody_file = "/etc/passwd"', 2, "is outside of the directory"),
+        ('[[rules]]\nbody_file = "link"', 2, "is outside of the directory"),
+        ('[[rules]]\nbody_file = "gone.html"', 2, "is no file"),
+        ('[[rules]]\nbody_file = "pipe"', 2, "is no file"),
+        ('[redact]\nheader = ["a"]', 2, "redact.header: is none of headers, query"),
+        ('[redact]\nheaders = ["a", 5]', 2, "redact.headers[1]: takes a text"),
+        ("seed = -1", 1, "seed: takes a whole number"),
+    ],
+)
+def test_a_wrong_document_is_told_with_its_line_and_word(
+    tmp_path: Path, text: str, line: int, told: str
+) -> None:
+    directory = tmp_path / "rules"
+    directory.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (directory / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(directory / "pipe")
+    with pytest.raises(ConveyorError) as caught:
+        rules_of_toml(text, "gateway.toml", body_reader(directory))
+    detail = caught.value.detail
+    assert detail.startswith(f"gateway.toml, line {line}: "), detail
+    assert told in detail
+    assert "\n" not in detail
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (b"[]", "send an object"),
+        (b"{", "is not JSON"),
+        (b'{"rules": [{"status": "x"}]}', "rules[0].status: takes a status"),
+        (b'{"rules": [{"body_file": "a.html"}]}', "needs a file of rules"),
+        (b'{"rules": [5]}', "rules[0]: takes a table"),
+        (b'{"rules": [{"share": 1e999}]}', ""),
+    ],
+)
+def test_a_wrong_document_in_json_is_told_with_its_word(document: bytes, told: str) -> None:
+    with pytest.raises(ConveyorError) as caught:
+        rules_of_json(document, body_reader(None))
+    assert told in caught.value.detail
+
+
+def test_names_to_redact_are_read() -> None:
+    rules = rules_of_toml('[redact]\nheaders = ["X-Shop"]\n', "f", body_reader(None))
+    assert rules.redact.match("x-shop")
+
+
+async def test_calls_are_listed_without_secrets_and_bounded(gateway: RuledGateway) -> None:
+    _install(gateway, '[[rules]]\nstatus = 200\n[redact]\nquery = ["shop"]')
+    query = "shop=planted-1&api_key=planted-2&page=3&k=key-of-a-caller"
+    url = f"https://user:hunter2@shop.example/p?{query}"
+    headers = '{"Authorization": "Bearer planted-3", "X-Page": "4"}'
+    body = TaskBody(
+        content='{"password": "planted-4", "name": "5"}', content_type="application/json"
+    )
+    params = {"custom_headers": headers, "js_render": "true", "token": "planted-5"}
+    await _scrape(gateway, url, params=params, body=body, method="POST")
+    calls = gateway.calls()
+    shown = msgspec.json.encode(calls).decode()
+    for secret in ("planted", "hunter2", "key-of-a-caller"):
+        assert secret not in shown
+    [call] = calls.requests
+    assert (call.number, call.method, call.rule) == (1, "POST", 0)
+    assert "page=3" in call.url
+    assert call.headers["X-Page"] == "4"
+    assert call.params["js_render"] == "true"
+    assert '"name": "5"' in (call.body or "")
+    for number in range(MOST_CALLS + 5):
+        await _scrape(gateway, f"https://shop.example/{number}")
+    calls = gateway.calls()
+    assert calls.total == MOST_CALLS + 6
+    assert len(calls.requests) == MOST_CALLS
+    assert calls.requests[-1].number == calls.total
+    assert calls.hosts == {"shop.example:443": calls.total}
+    gateway.forget()
+    assert gateway.calls().total == 0
+    assert not gateway.calls().rules  # those of the start, which has none
+
+
+async def test_a_changed_file_is_followed_and_a_wrong_one_told_once(
+    gateway: RuledGateway, clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("rules = [{status = 404}]")
+    file = RulesFile(path, gateway)
+    file.start()
+    assert await _status(gateway) == 404
+    with caplog.at_level(logging.ERROR, logger="conveyor.gateway"):
+        for number in range(20):
+            path.write_text("\n" * number + f"word_{number} = 1")
+            for _ in range(2):
+                await _look(file, clock)
+            assert await _status(gateway) == 404
+        path.unlink()
+        await _look(file, clock)
+        told = [record.getMessage() for record in caplog.records]
+        path.write_text("rules = [{status = 410}]")
+        await _look(file, clock)
+    assert await _status(gateway) == 410
+    assert len(told) == 21
+    for number, line in enumerate(told[:20]):
+        assert line.startswith(f"{path}, line {number + 1}: word_{number}: is none of")
+    assert "cannot be read" in told[-1]
+
+
+async def _look(file: RulesFile, clock: FakeClock) -> None:
+    """Let the file be looked at once, and read if it has changed."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(file.follow_change, clock)
+        await clock.advance(1)
+
+
+async def test_a_file_that_still_changes_is_not_read(
+    gateway: RuledGateway, clock: FakeClock, tmp_path: Path
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("rules = [{status = 404}]")
+    file = RulesFile(path, gateway)
+    file.start()
+    path.write_text("rules = []")
+    async with anyio.create_task_group() as group:
+        group.start_soon(file.follow_change, clock)
+        await clock.advance(0.01)
+        path.write_text("rules = [{status = 410}]\n")
+        await clock.advance(1)
+    assert await _status(gateway) == 404
+    await _look(file, clock)
+    assert await _status(gateway) == 410

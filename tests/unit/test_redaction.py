@@ -1,0 +1,149 @@
+"""What is taken out of requests, and found again in answers."""
+
+from __future__ import annotations
+
+import html
+import json
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from conveyor.domain.model import TaskBody
+from conveyor.gateway.redaction import SecretNames, SecretScanner, redacted
+from conveyor.ports.gateway import ScrapeRequest
+
+KEY = "k-5f0c9a77e1d24b"
+SECRET = 'p"ß/<w>&7 é\\x'
+PAGE = "https://shop.example/p/1"
+
+
+def asked(url: str = PAGE, key: str = KEY, **fields: Any) -> ScrapeRequest:
+    return ScrapeRequest(url, key, **fields)
+
+
+def percent_twice(text: str) -> str:
+    return quote(quote(text, safe=""), safe="")
+
+
+def by_numbers(text: str) -> str:
+    return "".join(f"&#x{ord(character):X};" for character in text)
+
+
+ENCODINGS: list[Callable[[str], str | bytes]] = [
+    str,
+    lambda text: quote(text, safe=""),
+    lambda text: quote(text, safe="").lower(),
+    lambda text: "".join(f"%{byte:02X}" for byte in text.encode()),
+    percent_twice,
+    lambda text: b64encode(text.encode()),
+    lambda text: urlsafe_b64encode(b"x" + text.encode() + b"yz"),
+    lambda text: b64encode(b"xy" + text.encode() + b"z"),
+    lambda text: quote(b64encode(text.encode()), safe=""),
+    lambda text: text.encode().hex(),
+    lambda text: text.encode().hex().upper(),
+    json.dumps,
+    lambda text: json.dumps(text, ensure_ascii=False),
+    lambda text: json.dumps(json.dumps(text)),
+    lambda text: json.dumps(text).replace("/", "\\/"),
+    html.escape,
+    by_numbers,
+    lambda text: html.escape(json.dumps(text)),
+    lambda text: text.encode("utf-16-le"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(ENCODINGS)))
+@pytest.mark.parametrize("step", [1, 7, 4_096])
+def test_a_secret_is_found_in_every_encoding_and_across_pieces(number: int, step: int) -> None:
+    spelt = ENCODINGS[number](SECRET)
+    data = spelt if isinstance(spelt, bytes) else spelt.encode()
+    page = b"<p>" + b"before " * 50 + data + b" after" * 50
+    scanner = SecretScanner([SECRET])
+    pieces = [page[start : start + step] for start in range(0, len(page), step)]
+    assert any(scanner.feed(piece) for piece in pieces)
+    other = SecretScanner(["another secret"])
+    assert not any(other.feed(piece) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (asked(key="k-0000aaaabbbb"), asked()),
+        (asked("https://u:first-pw@shop.example/"), asked("https://v:second@shop.example/")),
+        (asked(PAGE + "?api_key=first1&page=2"), asked(PAGE + "?api_key=other2&page=2")),
+        (asked(PAGE + "?%61pi_key=first1"), asked(PAGE + "?%61pi_key=other2")),
+        (asked(PAGE + "?a=1;token=first1;b"), asked(PAGE + "?a=1;token=other2;c")),
+        (asked(PAGE + "#access_token=first1"), asked(PAGE + "#access_token=other2")),
+        (asked(PAGE + ";jsessionid=first1"), asked(PAGE + ";jsessionid=other2")),
+        (
+            asked(PAGE + "?to=https%3A%2F%2Fx%3Afirst1%40a.example"),
+            asked(PAGE + "?to=https%3A%2F%2Fy%3Aother2%40a.example"),
+        ),
+        (
+            asked(params={"custom_headers": '{"X-One": "first1", "Cookie": "s=1"}'}),
+            asked(params={"custom_headers": '{"cookie": "s=2", "x-one": "other2"}'}),
+        ),
+        (asked(PAGE + f"/{KEY}"), asked(PAGE + "/k-0000aaaabbbb", key="k-0000aaaabbbb")),
+        (
+            asked(method="POST", body=TaskBody('{"a": {"password": "x1y2"}}', "application/json")),
+            asked(method="POST", body=TaskBody('{"a":{"password":"z3"}}', "application/json")),
+        ),
+        (
+            asked(body=TaskBody("pin=1&token=a1b2c3", "application/x-www-form-urlencoded")),
+            asked(body=TaskBody("pin=22&token=zz", "application/x-www-form-urlencoded")),
+        ),
+    ],
+)
+def test_requests_that_differ_in_secrets_alone_have_one_key(
+    one: ScrapeRequest, other: ScrapeRequest
+) -> None:
+    assert redacted(one).asked == redacted(other).asked
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        asked(PAGE + "?page=2"),
+        asked(PAGE + "?keyword=shoes"),
+        asked(method="POST"),
+        asked(params={"js_render": "true"}),
+        asked(params={"custom_headers": '{"X-One": "v"}'}),
+        asked(body=TaskBody("x", "text/plain")),
+        asked("http://shop.example/p/1"),
+    ],
+)
+def test_requests_that_differ_otherwise_have_another_key(other: ScrapeRequest) -> None:
+    assert redacted(other).asked.key != redacted(asked()).asked.key
+
+
+def test_names_of_ones_own_are_redacted_too() -> None:
+    names = SecretNames(query=("Kunde",))
+    one, other = (asked(f"{PAGE}?kunde={value}") for value in ("first1", "other2"))
+    assert redacted(one, names).asked == redacted(other, names).asked
+    assert redacted(one).asked != redacted(other).asked
+    assert "first1" in redacted(one, names).secrets
+
+
+def test_nothing_of_a_redacted_request_holds_a_secret_in_an_odd_encoding() -> None:
+    packed = b64encode(KEY.encode()).decode()
+    shown = redacted(asked(f"{PAGE}/{packed}", params={"note": KEY.encode().hex()})).asked
+    assert shown.url == "***"
+    assert shown.params == {"note": "***"}
+
+
+def test_credentials_are_looked_for_in_their_parts() -> None:
+    pair = b64encode(b"maria:sesame-77").decode()
+    headers = json.dumps({"Authorization": f"Basic {pair}", "Cookie": "a=1; sid=abcd-9876"})
+    secrets = redacted(asked(params={"custom_headers": headers})).secrets
+    assert {"sesame-77", "maria", pair, "abcd-9876"} <= set(secrets)
+
+
+@pytest.mark.parametrize(
+    "value", ["text/html", "application/json; charset=utf-8", "de-DE,de;q=0.9,en;q=0.8", "no-cache"]
+)
+def test_usual_values_of_headers_do_not_keep_pages_out(value: str) -> None:
+    headers = json.dumps({"Accept": value})
+    assert redacted(asked(key="local", params={"custom_headers": headers})).secrets == ()
