@@ -225,7 +225,9 @@ class RuledGateway(FakeGateway, GatewayControl):
         """Answer as the rules ask, or else the URL. Raises ScrapeFailed as the fake gateway."""
         answer = self._used.answer(request)
         names = self._used.rules.redact
-        self._call_log.note(request, None if answer is None else answer.rule, self._clock.now(), names)
+        self._call_log.note(
+            request, None if answer is None else answer.rule, self._clock.now(), names
+        )
         return super().scrape(request) if answer is None else self._ruled(request, answer)
 
     @asynccontextmanager
