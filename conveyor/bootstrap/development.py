@@ -119,12 +119,13 @@ async def open_dev(
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
-    empty = _emptying(binding, worker, receiver, gateway or scraper)
+    faults = ApiFaults(dev_token)
+    empty = _emptying(binding, worker, receiver, gateway or scraper, faults)
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
         inbox=receiver,
         bench=_bench(clock, dev_token, empty, gateway) if dev_token else None,
-        faults=ApiFaults(dev_token) if dev_token else None,
+        faults=faults if dev_token else None,
     )
     return Runtime(
         _app(binding, service, telemetry, readiness, machine, app_options),
@@ -257,11 +258,16 @@ def _worker(
 
 
 def _emptying(
-    binding: DevBinding, worker: RelievedWorker, inbox: Inbox | None, gateway: Gateway
+    binding: DevBinding,
+    worker: RelievedWorker,
+    inbox: Inbox | None,
+    gateway: Gateway,
+    faults: ApiFaults,
 ) -> Callable[[], Awaitable[None]]:
     """Return what removes all data of a server, and lets a new worker begin."""
 
     async def clear() -> None:
+        faults.clear()
         await binding.clear()
         if inbox is not None:
             inbox.clear()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from conveyor import __version__
 from conveyor.cli.commands import errors_as_one_line
+from conveyor.cli.copies import data
 from conveyor.client.options import Directory, gateway_options, stacked
 
 if TYPE_CHECKING:
@@ -67,6 +69,29 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
         return run(from_environment(production=True, role=role, **flags), on_ready=ready)
 
 
+clock_options = stacked(
+    click.option(
+        "--clock",
+        "clock_mode",
+        type=click.Choice(["system", "manual", "auto"]),
+        default="system",
+        help="The machine's clock, or one for tests that is moved by POST /_dev/clock, or that "
+        "moves by itself to what is due while a client waits for a run [system].",
+    ),
+    click.option(
+        "--clock-start",
+        default="",
+        metavar="INSTANT",
+        help="First instant of such a clock in a new data directory [the present].",
+    ),
+)
+rules_option = click.option(
+    "--rules",
+    type=click.Path(dir_okay=False),
+    default="",
+    metavar="FILE",
+    help="Rules of the fake gateway, and names to redact, in TOML; read again when it changes.",
+)
 recording_options = stacked(
     click.option(
         "--record",
@@ -85,7 +110,11 @@ recording_options = stacked(
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
 @click.option("--host", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
 @click.option(
@@ -96,51 +125,37 @@ recording_options = stacked(
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one machine-readable line.")
-@click.option(
-    "--clock",
-    "clock_mode",
-    type=click.Choice(["system", "manual", "auto"]),
-    default="system",
-    help="The machine's clock, or one for tests that is moved by POST /_dev/clock, or that moves "
-    "by itself to what is due while a client waits for a run [system].",
-)
-@click.option(
-    "--clock-start",
-    default="",
-    metavar="INSTANT",
-    help="First instant of such a clock in a new data directory [the present].",
-)
+@clock_options
 @recording_options
-@click.option(
-    "--rules",
-    type=click.Path(dir_okay=False),
-    default="",
-    metavar="FILE",
-    help="Rules of the fake gateway, and names to redact, in TOML; read again when it changes.",
-)
+@rules_option
 @click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
+@click.pass_context
 def conveyor_dev(
+    context: click.Context,
+    /,
     quiet: bool,
     as_json: bool,
     demo: bool,
     clock_mode: str,
     clock_start: str,
-    rules: str,
     **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
 
     Every setting can also be given as an environment variable CONVEYOR_…
     """
+    if context.invoked_subcommand is not None:
+        return _left_to_command(context)
     from conveyor.roles.banner import BannerPrinter
     from conveyor.settings import from_environment
 
     banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
+    rules = flags.pop("rules")
     recorded = {name: flags.pop(name) or "" for name in ("record", "replay", "missing")}
     with errors_as_one_line(flags):
         if demo:
@@ -163,6 +178,46 @@ def conveyor_dev(
             on_ended=banner.say,
             rules=rules,
         )
+
+
+def _left_to_command(context: click.Context) -> int:
+    """Leave all to a command. Raises UsageError for a flag before its name."""
+    for name in context.params:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            command = context.invoked_subcommand
+            flag = f"--{name.removeprefix('as_').replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for a server: flags of {command} come behind it")
+    return 0
+
+
+conveyor_dev.add_command(data)
+
+
+@conveyor_dev.command("exec", context_settings={"allow_interspersed_args": False})
+@gateway_options
+@clock_options
+@recording_options
+@rules_option
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND …")
+def exec_command(command: tuple[str, ...], **flags: Any) -> int:
+    """Run a command against a server of its own, on a free port and over a directory that is
+    removed, and exit with its code: 128 and the number for a signal, 70 if the server fails.
+
+    The command gets CONVEYOR_URL, ZENROWS_BATCH_BASE_URL, ZENROWS_API_KEY, CONVEYOR_DEV_URL and
+    CONVEYOR_DEV_TOKEN. Nothing else is printed, unless the server fails: then its last 50 lines.
+    """
+    from conveyor.roles.exec import run_with_server
+
+    names = {"clock_mode": "clock"}
+    given: list[str] = []
+    for name, value in flags.items():
+        flag = f"--{names.get(name, name).replace('_', '-')}"
+        if value is True:
+            given.append(flag)
+        elif value:
+            given += [flag, str(value)]
+    return run_with_server(command, given)
 
 
 def _recording_choice(record: str, replay: str, missing: str) -> RecordingChoice:

@@ -47,7 +47,7 @@ ReadBody = Callable[[str], bytes]
 """Reads the file of a body by its name. Raises ValueError with the reason why not."""
 
 
-class Latency(msgspec.Struct, frozen=True):
+class AnswerLatency(msgspec.Struct, frozen=True):
     """How long answers take, in seconds: half of them `median` at most, spread about it by a
     logarithmic normal distribution whose sigma is `spread`."""
 
@@ -71,7 +71,7 @@ class Rule(msgspec.Struct, frozen=True):
     path: str = "*"
     method: str = ""
     share: float = 1.0
-    latency: Latency | None = None
+    latency: AnswerLatency | None = None
     answers: tuple[RuleAnswer, ...] = (RuleAnswer(),)
 
 
@@ -267,7 +267,7 @@ _EXPECTED = {
 }
 
 
-def _latency(given: object, place: _Place) -> Latency:
+def _latency(given: object, place: _Place) -> AnswerLatency:
     table = _table(given, place)
     _check_words(table, ("median", "spread"), place)
     if "median" not in table:
@@ -282,7 +282,7 @@ def _latency(given: object, place: _Place) -> Latency:
     spread = _number(table.get("spread", 0.0), (*place, "spread"))
     if not 0 <= spread <= WIDEST_SPREAD:
         raise _Wrong((*place, "spread"), f"takes a number from 0 to {WIDEST_SPREAD:g}")
-    return Latency(median, spread)
+    return AnswerLatency(median, spread)
 
 
 def _redact(given: object) -> SecretNames:

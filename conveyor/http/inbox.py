@@ -111,8 +111,11 @@ class NextAnswersBody(msgspec.Struct, frozen=True):
 
 
 class Inbox:
-    """Keeps the newest MOST_REQUESTS requests, and MOST_KEPT bytes of their bodies. `secrets`
-    returns the signing keys of all callers of this server; orders want its `token`. On a clock that is moved, `work` counts the calls of receivers."""
+    """Keeps the newest MOST_REQUESTS requests, and MOST_KEPT bytes of their bodies.
+
+    `secrets` returns the signing keys of all callers of this server; orders want its `token`. On a
+    clock that is moved, `work` counts the calls of receivers.
+    """
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class Inbox:
     def clear(self) -> None:
         """Forget all requests, and count from 1 again."""
         self._kept.clear()
+        self._next.clear()
         self._size = self._number = 0
 
     async def _names(self, request: Request) -> Response:

@@ -89,8 +89,8 @@ class Bench:
 
         return [
             Route(CLOCK_PATH, self._serve_clock, methods=["GET", "POST"]),
-            Route(RESET_PATH, self._reset, methods=["POST"]),
             Route(RUNS_PATH, runs, methods=["GET"]),
+            Route(RESET_PATH, self._reset, methods=["POST"]),
             Route(RULES_PATH, self._install_rules, methods=["PUT"]),
             Route(CALLS_PATH, self._serve_calls, methods=["GET", "DELETE"]),
         ]

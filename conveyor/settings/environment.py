@@ -15,6 +15,8 @@ from conveyor.settings.table import SETTINGS, Settings
 MOST = 1_000_000_000_000
 """The upper bound of every setting, whatever its unit."""
 CLIENT_VARIABLE = f"{PREFIX}URL"
+TOOL_VARIABLES = (f"{PREFIX}DEV_URL", f"{PREFIX}DEV_TOKEN")
+"""Variables beside the client's that `conveyor-dev exec` sets for its command."""
 COMPLETION_VARIABLE = f"_{PREFIX}COMPLETE"
 TESTS_PREFIX = f"{PREFIX}TEST_"
 
@@ -55,7 +57,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
         for name in sorted(given)
         if name.startswith(PREFIX)
         and name not in known
-        and name != CLIENT_VARIABLE
+        and name not in (CLIENT_VARIABLE, *TOOL_VARIABLES)
         and not name.startswith(TESTS_PREFIX)
     ]
 
@@ -68,6 +70,14 @@ def _with_suggestion(name: str, known: set[str]) -> str:
     endings = sorted(variable.removeprefix(PREFIX) for variable in known)
     likely = get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=0.85)
     return f"{name} (did you mean {PREFIX}{likely[0]}?)" if likely else name
+
+
+def command_environment(api: str, dev_url: str, dev_token: str) -> dict[str, str]:
+    """Return this process's environment for a command that talks to a server of its own, with a key
+    of its own or `local`."""
+    variables = (CLIENT_VARIABLE, *TOOL_VARIABLES, "ZENROWS_BATCH_BASE_URL", "ZENROWS_API_KEY")
+    values = (api, dev_url, dev_token, api, os.environ.get("ZENROWS_API_KEY") or "local")
+    return {**os.environ, **dict(zip(variables, values, strict=True))}
 
 
 def colour_allowed() -> bool:

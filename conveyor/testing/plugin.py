@@ -1,20 +1,22 @@
-"""The pytest plugin: the fixture `conveyor_server`, and the marker `conveyor`. It imports heavy
-modules only when they are used."""
+"""The pytest plugin: servers as fixtures, the marker `conveyor`, and a section on the server in the
+report of a test that failed. It imports heavy modules only when they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from conveyor.testing.server import ConveyorServer
+    from conveyor.testing.local_server import ConveyorServer
 
 MARKER = (
-    "conveyor(clock='system', clock_start='', settings={}): the clock and the settings of the "
-    "fixture conveyor_server; with clock='manual' the test moves its clock"
+    "conveyor(clock='system', clock_start='', workers=8, settings={}): the clock and the settings "
+    "of the fixture conveyor_server; with clock='manual' the test moves its clock"
 )
+_FIXTURES = ("conveyor_server", "conveyor_shared")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,8 +29,70 @@ def conveyor_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ConveyorServer]:
     """A Conveyor server for this test alone: free port, temporary directory, fake gateway."""
-    from conveyor.testing.server import conveyor_server as boot
+    from conveyor.testing import server
 
+    with server(tmp_path_factory.mktemp("conveyor"), **_marked(request)) as booted:
+        yield booted
+
+
+@pytest.fixture(scope="session")
+def conveyor_shared_options() -> dict[str, Any]:
+    """Arguments of `conveyor.testing.server` for the shared server, such as clock="manual";
+    override it in your conftest.py."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def _conveyor_session(
+    conveyor_shared_options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ConveyorServer]:
+    from conveyor.testing import server
+
+    with server(tmp_path_factory.mktemp("conveyor"), **conveyor_shared_options) as booted:
+        yield booted
+
+
+@pytest.fixture
+def conveyor_shared(
+    request: pytest.FixtureRequest, _conveyor_session: ConveyorServer
+) -> Iterator[ConveyorServer]:
+    """One Conveyor server for all tests of a process, emptied after each."""
+    if request.node.get_closest_marker("conveyor") is not None:
+        text = "the marker conveyor is for conveyor_server: override conveyor_shared_options"
+        raise pytest.UsageError(text)
+    yield _conveyor_session
+    _conveyor_session.reset()
+
+
+@pytest.fixture
+def conveyor_environment(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The variables that lead a program to the server of this test, set: of conveyor_shared, if the
+    test uses it, else of conveyor_server."""
+    is_shared = "conveyor_shared" in request.fixturenames
+    server: ConveyorServer = request.getfixturevalue(_FIXTURES[is_shared])
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server.environment
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add a section to the report of a test that failed: what its server knows."""
+    report = yield
+    module = sys.modules.get("conveyor.testing.local_server")
+    if module is not None and report.failed and report.when != "teardown":
+        values = {id(value): value for value in getattr(item, "funcargs", {}).values()}
+        servers = (one for one in values.values() if isinstance(one, module.ConveyorServer))
+        report.sections += [(f"conveyor at {one.origin}", one.report()) for one in servers]
+    return report
+
+
+def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return what the marker of a test says. Raises UsageError for words that it does not have."""
     marker = request.node.get_closest_marker("conveyor")
     words = dict(marker.kwargs) if marker is not None else {}
     settings = words.pop("settings", {})
@@ -37,5 +101,4 @@ def conveyor_server(
         raise pytest.UsageError(f"the marker is {MARKER.partition(':')[0]}")
     if words.get("clock", "system") not in ("system", "manual", "auto"):
         raise pytest.UsageError("the clock of the marker is system, manual or auto")
-    with boot(tmp_path_factory.mktemp("conveyor"), **words, **settings) as server:
-        yield server
+    return {**words, **settings}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.testing.server import ConveyorServer
+from conveyor.testing.local_server import ConveyorServer
 
 
 class Jobs:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from conveyor.testing.server import ConveyorServer
+from conveyor.testing.local_server import ConveyorServer
 from tests.patient import fetched
 
 CLIENT = [sys.executable, "-m", "conveyor"]

@@ -22,7 +22,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from conveyor.testing.server import conveyor_server
+from conveyor.testing.local_server import conveyor_server
 from tests.acceptance.support_wire import ENDED, KEY, eventually, target
 
 ROOT = Path(__file__).parents[2]

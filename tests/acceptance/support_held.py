@@ -15,7 +15,7 @@ from conveyor.clock import SystemClock
 from conveyor.gateway.fake import FakeGateway
 from conveyor.settings import load
 from conveyor.testing.gateway_server import GatewayServer
-from conveyor.testing.server import ConveyorServer, serving
+from conveyor.testing.local_server import ConveyorServer, serving
 
 _POLL = 0.005
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import conveyor
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.extended]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.gateway.fake import expected_body
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import CLIENT, Ran, conveyor
 from tests.unit.scripted_server import RUN, Handler, Script, ok
 

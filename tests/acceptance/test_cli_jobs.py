@@ -17,7 +17,7 @@ import click
 import pytest
 
 from conveyor.cli import conveyor as program
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import CLIENT, JOB_ID, Ran, conveyor, environment, lines_until
 from tests.acceptance.support_held import held_server
 from tests.patient import SECONDS

@@ -21,7 +21,7 @@ from conveyor.client.errors import ClientError
 from conveyor.client.listen import TRIES, Listener
 from conveyor.client.receiver import Receiver as Local
 from conveyor.clock import SystemClock
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import CLIENT, conveyor, environment
 from tests.acceptance.support_receiver import Receiver
 

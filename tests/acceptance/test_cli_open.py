@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conveyor.testing.server import ConveyorServer
+from conveyor.testing.local_server import ConveyorServer
 from tests.acceptance.support_wire import KEY
 from tests.patient import SECONDS
 

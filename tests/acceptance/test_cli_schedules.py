@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import conveyor
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

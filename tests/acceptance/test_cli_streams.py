@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from conveyor.demo.site import pages
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from conveyor.testing.process import ServerProcess
-from conveyor.testing.server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import (
     CLIENT,
     SERVER,

@@ -14,7 +14,7 @@ from zenrows.batch import verify_webhook_signature
 from zenrows.batch.models import WebhookEvent
 
 from conveyor.signatures import verify
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_cli import CLIENT, Ran, conveyor, in_shell
 from tests.acceptance.support_receiver import Receiver
 from tests.acceptance.support_wire import eventually

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from zenrows.batch.models import RerunJobResponse
 
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.patient import SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from conveyor.testing.fleet import RoleFleet
-from conveyor.testing.server import conveyor_server
+from conveyor.testing.local_server import conveyor_server
 from tests.acceptance.support_bindings import FLEET, items_kept
 from tests.acceptance.support_data import rows_of
 from tests.acceptance.support_wire import Wire, target, together

@@ -23,8 +23,8 @@ from conveyor.dev import files
 from conveyor.dev.sqlite.database import Connection
 from conveyor.settings import load
 from conveyor.testing.gateway_server import GatewayServer
+from conveyor.testing.local_server import ConveyorServer, conveyor_server, serving
 from conveyor.testing.process import ServerProcess
-from conveyor.testing.server import ConveyorServer, conveyor_server, serving
 from tests.acceptance.support_wire import eventually
 from tests.patient import SECONDS
 
@@ -273,7 +273,18 @@ def test_a_wrong_start_is_told_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_samples_pass_without_a_real_sleep_and_live_for_forty_days(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
-    command = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:asyncio",
+    ]
     ended = subprocess.run(
         [*command, f"--junitxml={report}", "-ojunit_family=xunit1", "scripts/samples"],
         cwd=ROOT,

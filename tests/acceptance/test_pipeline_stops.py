@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_data import rows_of
 from tests.acceptance.support_wire import Wire, eventually, target
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from zenrows import ZenRowsBatchClient
 
-from conveyor.testing.server import ConveyorServer
+from conveyor.testing.local_server import ConveyorServer
 from tests.patient import SECONDS
 
 README = Path(__file__).parents[2] / "README.md"
@@ -27,7 +27,19 @@ def test_the_example_in_the_readme_passes(tmp_path: Path) -> None:
     (example,) = [block for block in blocks if "def test_" in block]
     (tmp_path / "test_example.py").write_text(example)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:asyncio",
+            ".",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ import pytest
 
 from conveyor.gateway.fake import Hits
 from conveyor.testing.fleet import RoleFleet
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_bindings import FLEET, hits, holds_no_permits
 from tests.acceptance.support_bindings import Hits as FleetHits
 from tests.acceptance.support_data import (

@@ -14,7 +14,7 @@ import pytest
 from zenrows.batch import ZenRowsBatchClient
 
 from conveyor.domain.run_waits import RunWaitReason
-from conveyor.testing.server import ConveyorServer
+from conveyor.testing.local_server import ConveyorServer
 from tests.acceptance import support_models
 from tests.acceptance.support_boot import boot
 from tests.acceptance.support_cli import CLIENT, conveyor, environment

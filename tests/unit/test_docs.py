@@ -28,7 +28,7 @@ from conveyor.settings import PREFIX, SETTINGS, load
 from tests.unit.metrics_page import described_metrics, served_metrics
 from tests.unit.spec_document import ROOT, SPEC, differences
 
-CLIENT_VARIABLES = {"CONVEYOR_URL"}
+CLIENT_VARIABLES = {"CONVEYOR_URL", "CONVEYOR_DEV_URL", "CONVEYOR_DEV_TOKEN"}
 TEST_VARIABLES = {"CONVEYOR_TEST_AWS", "CONVEYOR_TEST_REDIS_SERVER"}
 EMULATORS = ROOT / "scripts" / "emulators.d" / "programs.py"
 DOCUMENTS = [ROOT / name for name in ("README.md", "SPEC.md", "CONTRIBUTING.md", "bench/README.md")]

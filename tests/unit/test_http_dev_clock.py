@@ -14,7 +14,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.routes_dev import duration
 from conveyor.roles.dev import ClockChoice, run
 from conveyor.settings import load
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.patient import SECONDS
 
 START = "2027-03-01T00:00:00Z"

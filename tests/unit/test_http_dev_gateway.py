@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from conveyor.testing.server import ConveyorServer
+from conveyor.testing.local_server import ConveyorServer
 
 URL = "https://shop.example/p/1"
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_wire import eventually
 from tests.disk import files_below
 from tests.patient import SECONDS

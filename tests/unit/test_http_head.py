@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from conveyor.testing.server import conveyor_server
+from conveyor.testing.local_server import conveyor_server
 from tests.patient import SECONDS
 
 VARYING = {"date", "x-request-id", "connection"}

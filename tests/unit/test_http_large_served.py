@@ -20,7 +20,7 @@ import pytest
 
 from conveyor.service import task_lists
 from conveyor.service.list_validation import ListValidator
-from conveyor.testing.server import ConveyorServer, conveyor_server
+from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.disk import files_below
 from tests.unit.large_api import children, large_body, tasks_of
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conveyor.testing.server import conveyor_server
+from conveyor.testing.local_server import conveyor_server
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from conveyor.testing.server import ConveyorServer
+from conveyor.testing.local_server import ConveyorServer
 from tests.unit.http_api import DOCUMENT
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow]

@@ -21,7 +21,7 @@ from conveyor.dev.sqlite import SqliteStore, database, open_store
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
-from conveyor.testing.server import API_KEY, serving
+from conveyor.testing.local_server import API_KEY, serving
 from tests.conformance.world import CALLER, World
 from tests.patient import SECONDS
 

@@ -1,0 +1,202 @@
+"""`conveyor-dev exec`: a command, its server, its exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.support_cli import SERVER
+from tests.acceptance.support_wire import eventually
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+OFFICIAL = """
+import os
+from zenrows import ZenRowsBatchClient
+
+client = ZenRowsBatchClient(os.environ["ZENROWS_API_KEY"])
+client.submit_regular(["http://fake.test/page"])
+print(len(client.list_jobs().jobs))
+"""
+RUN = """
+import os, sys, urllib.request
+assert os.environ["ZENROWS_API_KEY"] == "local"
+assert os.environ["ZENROWS_BATCH_BASE_URL"] == os.environ["CONVEYOR_URL"]
+request = urllib.request.Request(
+    os.environ["CONVEYOR_DEV_URL"] + "/clock",
+    headers={"Authorization": "Bearer " + os.environ["CONVEYOR_DEV_TOKEN"]},
+)
+assert urllib.request.urlopen(request, timeout=60).status == 200
+print(os.environ["CONVEYOR_URL"])
+sys.exit(int(sys.argv[1]))
+"""
+KILL = """
+import os, pathlib, sys, time
+for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    words = path.read_bytes().split(b"\\0")
+    if b"--data-dir" in words and any(word.startswith(sys.argv[1].encode()) for word in words):
+        if int(path.parent.name) != os.getpid():
+            os.kill(int(path.parent.name), 9)
+time.sleep(600)
+"""
+WAIT = """
+import pathlib, signal, sys, time
+told, got = pathlib.Path(sys.argv[1]), []
+signal.signal(signal.SIGINT, lambda *_: got.append(1))
+while len(got) < 2:
+    told.write_text(str(len(got)))
+    time.sleep(0.01)
+sys.exit(130)
+"""
+
+
+def _command(*words: str, flags: Sequence[str] = ()) -> list[str]:
+    return [*SERVER, "exec", "--gateway", "fake", *flags, "--", *words]
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """The environment of a command whose temporary files are its own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("CONVEYOR_", "ZENROWS_"))}
+    return {**kept, "TMPDIR": str(directory)}
+
+
+def _run(
+    directory: Path, *words: str, flags: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(*words, flags=flags),
+        env=_environment(directory),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def _left(directory: Path) -> list[str]:
+    """What is left of servers: their directories, and processes that work there."""
+    left = [path.name for path in directory.iterdir()]
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes()
+        except OSError:
+            continue  # no process, or it has ended
+        if str(directory).encode() in words and int(process.name) != os.getpid():
+            left.append(process.name)
+    return left
+
+
+@pytest.mark.parametrize(
+    "code",
+    [5, *(pytest.param(code, marks=pytest.mark.extended) for code in (0, 1, 130))],
+)
+def test_the_exit_code_is_the_commands_and_nothing_else_is_printed(
+    tmp_path: Path, code: int
+) -> None:
+    ran = _run(tmp_path, sys.executable, "-c", RUN, str(code))
+    assert (ran.returncode, ran.stderr) == (code, "")
+    [line] = ran.stdout.splitlines()
+    assert line.startswith("http://127.0.0.1:")
+    assert _left(tmp_path) == []
+
+
+@pytest.mark.extended
+def test_the_official_client_finds_the_server(tmp_path: Path) -> None:
+    ran = _run(tmp_path, sys.executable, "-c", OFFICIAL)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == "1\n"
+
+
+def test_a_killed_command_and_those_that_cannot_run(tmp_path: Path) -> None:
+    killed = _run(tmp_path, "sh", "-c", "kill -9 $$")
+    assert (killed.returncode, killed.stdout, killed.stderr) == (137, "", "")
+    missing = _run(tmp_path, "no-such-command")
+    assert missing.returncode == 127
+    assert missing.stderr == "conveyor-dev: exec: no-such-command: not found\n"
+    (tmp_path / "plain").write_text("text")
+    assert _run(tmp_path, str(tmp_path / "plain")).returncode == 126
+    (tmp_path / "plain").unlink()
+    none = subprocess.run(_command(), capture_output=True, text=True, timeout=60)
+    assert none.returncode == 2
+    assert _left(tmp_path) == []
+
+
+@pytest.mark.extended
+def test_a_server_that_fails_is_told_by_its_last_lines(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[rules]]\nhots = 1")
+    temporary = tmp_path / "temporary"
+    ran = _run(temporary, "true", flags=["--rules", str(rules)])
+    assert ran.returncode == 70
+    assert "rules.toml, line 2: rules[0].hots" in ran.stderr
+    dead = _run(temporary, sys.executable, "-c", KILL, str(temporary))
+    assert dead.returncode == 70
+    assert _left(temporary) == []
+
+
+def test_signals_go_to_the_command_first(tmp_path: Path) -> None:
+    _interrupted(tmp_path)
+
+
+@pytest.mark.extended
+def test_many_at_once_have_their_own_codes_and_leave_nothing(tmp_path: Path) -> None:
+    before = _status()
+
+    def run(number: int) -> tuple[int, str]:
+        ran = _run(tmp_path / str(number), sys.executable, "-c", RUN, str(number))
+        return ran.returncode, ran.stdout
+
+    with ThreadPoolExecutor(50) as pool:
+        ran = list(pool.map(run, range(50)))
+    assert [code for code, _ in ran] == list(range(50))
+    assert len({url for _, url in ran}) == 50
+    assert [_left(tmp_path / str(number)) for number in range(50)] == [[]] * 50
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(lambda number: _interrupted(tmp_path / f"i{number}"), range(10)))
+    assert _status() == before
+
+
+def _interrupted(directory: Path) -> None:
+    """Interrupt a command twice that ends after the second time."""
+    told, temporary = directory / "told", directory / "temporary"
+    child = subprocess.Popen(
+        _command(sys.executable, "-c", WAIT, str(told)),
+        env=_environment(temporary),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        for got in ("0", "1"):
+            eventually(partial(_told, told, got), f"{got} signals", timeout=240)
+            child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=240)
+        assert (child.returncode, out, err) == (130, b"", b"")
+    finally:
+        child.kill()
+        child.wait()
+    assert _left(temporary) == []
+
+
+def _told(path: Path, text: str) -> bool | None:
+    """Return True if a file has this text, else None."""
+    return True if path.exists() and path.read_text() == text else None
+
+
+def _status() -> str:
+    """The state of the checkout, if this is one."""
+    if not (ROOT / ".git").exists():
+        return ""
+    shown = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return shown.stdout

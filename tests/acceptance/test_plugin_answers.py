@@ -1,0 +1,130 @@
+"""Answers to the scrapes of a test's own URLs, and what a test sees of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import conveyor.testing
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.testing.local_server import ConveyorServer
+from tests.patient import SECONDS
+
+pytestmark = [pytest.mark.slow]
+SECRET = "Bearer one-two-three-four"
+KEY = "key-of-this-test-5678"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ConveyorServer]:
+    with conveyor.testing.server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: ConveyorServer) -> Iterator[ConveyorServer]:
+    """A server that the tests of this module share, as the plugin's shared one."""
+    yield running
+    running.reset()
+
+
+def work(server: ConveyorServer, *urls: str, **fields: Any) -> list[Any]:
+    """Work a job; return its results."""
+    headers = {"X-API-Key": KEY}
+    body = {"tasks": [{"url": url} for url in urls], **fields}
+    with httpx.Client(base_url=server.base_url, headers=headers, timeout=SECONDS) as client:
+        made = client.post("/jobs", json=body)
+        assert made.status_code == 201, made.text
+        server.drain(timeout=60)
+        rows: list[Any] = client.get(f"/jobs/{made.json()['job_id']}/results").json()["results"]
+    return rows
+
+
+def body_of(row: Any) -> bytes:
+    return httpx.get(row["result_url"], timeout=SECONDS).content
+
+
+def test_answers_come_in_their_order_and_the_last_stays(server: ConveyorServer) -> None:
+    pages = server.when("https://shop.example/p/*", method="GET")
+    pages.respond(status=503, times=2).then(body="<p>€ 9</p>")
+    first, second = (work(server, "https://shop.example/p/1")[0] for _ in range(2))
+    assert body_of(first) == body_of(second) == "<p>€ 9</p>".encode()
+    assert pages.call_count == server.hits.total == 4
+    server.assert_all_called()
+
+
+def test_the_first_rule_that_fits_answers_and_the_default_the_rest(server: ConveyorServer) -> None:
+    server.when("https://shop.example/p/1").respond(body=b"\x00one")
+    server.gateway.otherwise(status=404)
+    server.when("https://shop.example/*").respond(json={"page": 2})
+    one, two, other = work(
+        server, "https://shop.example/p/1", "https://shop.example/p/2", "https://other.example/"
+    )
+    assert (body_of(one), body_of(two)) == (b"\x00one", b'{"page": 2}')
+    assert other["error"]["status"] == 404
+
+
+def test_a_rule_made_later_leaves_the_others_where_they_are(server: ConveyorServer) -> None:
+    server.when("https://a.example/*").respond(body="first").then(body="second")
+    [row] = work(server, "https://a.example/1")
+    assert body_of(row) == b"first"
+    server.when("https://b.example/*").respond(body="other")
+    [row] = work(server, "https://a.example/1")
+    assert body_of(row) == b"second"
+    with pytest.raises(AssertionError, match=r"no call came for https://b.example/\*"):
+        server.assert_all_called()
+
+
+def test_calls_show_what_the_application_asked_for(server: ConveyorServer) -> None:
+    server.when("https://shop.example/*").respond(body="ok")
+    params = {
+        "js_render": True,
+        "custom_headers": {"Accept-Language": "de", "Authorization": SECRET},
+    }
+    url = "https://shop.example/p?page=2"
+    [row] = work(server, url, zenrows_params=params)
+    assert row["status"] == "successful", row
+    [call] = server.calls
+    assert (call.method, call.url) == ("GET", "https://shop.example/p?page=2")
+    assert call.params["js_render"].lower() == "true"
+    assert call.headers["Accept-Language"] == "de"
+    assert call.headers["Authorization"] == server.gateway.digest(SECRET)
+    assert call.api_key == server.gateway.digest(KEY)
+    assert SECRET not in repr(server.calls)
+    assert KEY not in repr(server.calls)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"status": 99}, {"stat": 1}, {"delay": "soon"}, {"times": 0}, {"body": b"", "size": 1}],
+)
+def test_an_answer_that_cannot_be_is_an_error_at_the_call(
+    server: ConveyorServer, wrong: dict[str, Any]
+) -> None:
+    rule = server.when("https://shop.example/*")
+    with pytest.raises(ConveyorError) as caught:
+        rule.respond(**wrong)
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    server.when("https://shop.example/*").respond(body="right")
+    [row] = work(server, "https://shop.example/")
+    assert body_of(row) == b"right"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["shop.example/p", "ftp://shop.example/", "https://a.example/?q=1", ""]
+)
+def test_a_pattern_that_is_none_is_an_error_at_the_call(server: ConveyorServer, wrong: str) -> None:
+    with pytest.raises(ValueError, match="such as https://shop.example/p/"):
+        server.when(wrong)
+
+
+def test_a_reset_forgets_rules_and_calls(server: ConveyorServer) -> None:
+    server.when("https://shop.example/*").respond(status=404)
+    work(server, "https://shop.example/")
+    server.reset()
+    assert (server.calls, server.gateway.rules, server.hits.total) == ([], [], 0)
+    [row] = work(server, "https://shop.example/")
+    assert row["status"] == "successful"
