@@ -22,7 +22,7 @@ FIRED_WITHIN = 60
 """Seconds of the server's clock: a worker sees a moment later that something is due."""
 
 
-class Job(Protocol):
+class ClientJob(Protocol):
     """A job as a client holds it."""
 
     @property
@@ -153,7 +153,7 @@ def _inbox_path(name: str) -> str:
     return f"{INBOX_PATH}/{quote(name, safe='')}"
 
 
-class MovedTime(Protocol):
+class MovableClock(Protocol):
     """The part of a server's clock that fires of schedules need."""
 
     def set(self, instant: datetime | str) -> None: ...
@@ -164,12 +164,12 @@ class MovedTime(Protocol):
 class ServerSchedules:
     """Fires the schedules of jobs, on a clock that is moved."""
 
-    def __init__(self, routes: DevRoutes, key: str, clock: Callable[[], MovedTime]) -> None:
+    def __init__(self, routes: DevRoutes, key: str, clock: Callable[[], MovableClock]) -> None:
         self._routes = routes
         self._key = key
         self._clock = clock
 
-    def fire(self, job: Job | str, *, api_key: str = "") -> dict[str, Any]:
+    def fire(self, job: ClientJob | str, *, api_key: str = "") -> dict[str, Any]:
         """Move the clock until a job has fired the next time, and return what became of that.
 
         Raises TypeError on the system's clock; ValueError for a job whose schedule does not fire

@@ -171,9 +171,9 @@ def test_a_schedule_fires_on_request() -> None:
         assert server.clock.now.hour == 12
         assert fired["status"] == "started"
         server.drain(timeout=60)
+        assert server.hits.total == 1
         with pytest.raises(ConveyorError, match="no schedule"):
             server.schedules.fire(submit(server, server.url("b")).json()["job_id"])
-        assert server.hits.total == 1
 
 
 def test_an_error_that_leaves_the_context_tells_what_the_server_knows() -> None:
