@@ -14,7 +14,9 @@ from conveyor.client.options import Directory, gateway_options
 
 if TYPE_CHECKING:
     from conveyor.roles.banner import BannerPrinter
+    from conveyor.roles.dev import ClockChoice
     from conveyor.roles.production import RoleInfo
+    from conveyor.settings import Settings
 
 metrics_port_option = click.option(
     "--metrics-port",
@@ -98,6 +100,11 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
     help="First instant of such a clock in a new data directory [the present].",
 )
 @click.option(
+    "--seed",
+    metavar="demo|FILE",
+    help="Fill an empty data directory with the jobs and outcomes of a TOML file first.",
+)
+@click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
@@ -108,6 +115,7 @@ def conveyor_dev(
     quiet: bool,
     as_json: bool,
     demo: bool,
+    seed: str | None,
     clock_mode: str,
     clock_start: str,
     **flags: Any,
@@ -126,18 +134,37 @@ def conveyor_dev(
         flags["log_level"] = flags["log_level"] or "error"
     with errors_as_one_line(flags):
         if demo:
+            if seed:
+                raise click.UsageError("--demo takes no --seed")
             if clock_mode != "system" or clock_start:
                 raise click.UsageError("--demo runs on the system's clock")
             return _demo(flags, banner)
         settings = from_environment(**flags)
         from conveyor.roles.dev import ClockChoice, run
 
+        choice = ClockChoice(clock_mode, clock_start)
+        if seed:
+            choice = _plant(seed, settings, choice)
         return run(
             settings,
             on_ready=lambda info: banner.ready(info, settings),
             on_stopping=banner.stopping,
-            clock=ClockChoice(clock_mode, clock_start),
+            clock=choice,
         )
+
+
+def _plant(seed: str, settings: Settings, clock: ClockChoice) -> ClockChoice:
+    """Fill the data directory; return the clock to go on with."""
+    import msgspec
+
+    from conveyor.demo.seeds import plant, read_seed
+    from conveyor.settings import client_environment
+
+    clock.make()
+    # The key that `conveyor` sends, so that it finds the jobs.
+    key = client_environment().api_key
+    plant(read_seed(seed, start=clock.start), settings, key, clock=clock)
+    return msgspec.structs.replace(clock, start="")
 
 
 def _left_to_command(context: click.Context) -> int:
