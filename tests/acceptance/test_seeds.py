@@ -15,7 +15,7 @@ import pytest
 from conveyor.demo.seeds import DEMO, plant, read_seed
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import TaskFailure
-from conveyor.roles.dev import SYSTEM
+from conveyor.roles.dev import SYSTEM, ClockChoice
 from conveyor.settings import load
 from conveyor.testing.process import ServerProcess
 from tests.patient import SECONDS
@@ -89,14 +89,13 @@ def _answers(api: httpx.Client, limit: int = 50) -> dict[str, str]:
     return found
 
 
-def _planted(directory: Path, seed: str) -> tuple[dict[str, str], dict[str, Any]]:
+def _planted(directory: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]:
     """Seed a server whose clock stands; its answers, and its jobs by their names."""
-    environment = {
-        **os.environ,
-        "CONVEYOR_SECRET": SECRET,
-        "CONVEYOR_PUBLIC_URL": "http://127.0.0.1:9000",
-    }
-    flags = ("--seed", seed, "--gateway", "fake", "--clock", "manual")
+    origin = "http://127.0.0.1:9000"
+    settings = load({}, data_dir=str(directory), gateway="fake", secret=SECRET, public_url=origin)
+    plant(read_seed(name), settings, "local", clock=ClockChoice("manual"))
+    environment = {**os.environ, "CONVEYOR_SECRET": SECRET, "CONVEYOR_PUBLIC_URL": origin}
+    flags = ("--gateway", "fake", "--clock", "manual")
     with ServerProcess(directory, *flags, environment=environment) as server:
         headers = {"X-API-Key": "local"}
         with httpx.Client(base_url=server.info.api, headers=headers, timeout=SECONDS) as api:
@@ -119,7 +118,12 @@ def test_the_same_file_gives_the_same_answers(tmp_path: Path) -> None:
         "held": "running",
         "busy": "running",
     }
-    assert [jobs[name]["latest_run"]["paused"] for name in ("held", "busy")] == [True, False]
+    assert [
+        jobs[name]["latest_run"].get("pause_state") == "paused" for name in ("held", "busy")
+    ] == [
+        True,
+        False,
+    ]
     assert jobs["held"]["latest_run"]["stats"]["successful"] == 1
     assert jobs["shop"]["latest_run"]["stats"]["failed"] == 1
     assert jobs["shop"]["created_at"].startswith("2027-03-01T08:00:00")
@@ -134,8 +138,14 @@ def test_the_demo_has_runs_of_every_state_and_is_the_same_twice(tmp_path: Path) 
     runs = {name: job["latest_run"] for name, job in jobs.items()}
     assert runs["large"]["stats"]["successful"] == 100_000
     assert runs["failures of each reason"]["stats"]["failure_reasons"].keys() == set(TaskFailure)
-    assert (runs["running"]["status"], runs["running"]["paused"]) == ("running", False)
-    assert (runs["paused"]["status"], runs["paused"]["paused"]) == ("running", True)
+    assert (runs["running"]["status"], runs["running"].get("pause_state") == "paused") == (
+        "running",
+        False,
+    )
+    assert (runs["paused"]["status"], runs["paused"].get("pause_state") == "paused") == (
+        "running",
+        True,
+    )
     assert runs["finished"]["status"] == runs["each morning"]["status"] == "completed"
 
 
@@ -204,3 +214,18 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path) -> None:
     )
     assert ran.returncode == 1
     assert ran.stderr.decode() == "conveyor-dev: No such file or directory\n"
+
+
+@pytest.mark.slow
+def test_the_command_serves_what_was_seeded(tmp_path: Path) -> None:
+    file = tmp_path / "seed.toml"
+    file.write_text(FILE)
+    directory = tmp_path / "data"
+    with ServerProcess(directory, "--seed", str(file), "--gateway", "fake") as server:
+        answer = httpx.get(
+            f"{server.info.api}/jobs", headers={"X-API-Key": "local"}, timeout=SECONDS
+        )
+        assert {job["name"] for job in answer.json()["jobs"]} == {
+            *("shop", "mornings", "held", "busy")
+        }
+    assert not (directory / "clock").exists()
