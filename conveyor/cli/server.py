@@ -15,7 +15,9 @@ from conveyor.client.options import Directory, gateway_options, stacked
 if TYPE_CHECKING:
     from conveyor.bootstrap.recording import RecordingChoice
     from conveyor.roles.banner import BannerPrinter
+    from conveyor.roles.dev import ClockChoice
     from conveyor.roles.production import RoleInfo
+    from conveyor.settings import Settings
 
 metrics_port_option = click.option(
     "--metrics-port",
@@ -129,6 +131,11 @@ recording_options = stacked(
 @recording_options
 @rules_option
 @click.option(
+    "--seed",
+    metavar="demo|FILE",
+    help="Fill an empty data directory with the jobs and outcomes of a TOML file first.",
+)
+@click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
@@ -139,6 +146,7 @@ def conveyor_dev(
     quiet: bool,
     as_json: bool,
     demo: bool,
+    seed: str | None,
     clock_mode: str,
     clock_start: str,
     **flags: Any,
@@ -159,8 +167,10 @@ def conveyor_dev(
     recorded = {name: flags.pop(name) or "" for name in ("record", "replay", "missing")}
     with errors_as_one_line(flags):
         if demo:
-            if any(recorded.values()) or rules:
-                raise click.UsageError("--demo takes no --record, --replay, --missing or --rules")
+            if any(recorded.values()) or rules or seed:
+                raise click.UsageError(
+                    "--demo takes no --record, --replay, --missing, --rules or --seed"
+                )
             if clock_mode != "system" or clock_start:
                 raise click.UsageError("--demo runs on the system's clock")
             return _demo(flags, banner)
@@ -169,15 +179,32 @@ def conveyor_dev(
 
         if rules and settings.gateway != "fake" and not any(recorded.values()):
             raise click.UsageError("--rules is for --gateway fake, --record and --replay")
+        choice = ClockChoice(clock_mode, clock_start)
+        if seed:
+            choice = _plant(seed, settings, choice)
         return run(
             settings,
             on_ready=lambda info: banner.ready(info, settings),
             on_stopping=banner.stopping,
-            clock=ClockChoice(clock_mode, clock_start),
+            clock=choice,
             recording=_recording_choice(**recorded),
             on_ended=banner.say,
             rules=rules,
         )
+
+
+def _plant(seed: str, settings: Settings, clock: ClockChoice) -> ClockChoice:
+    """Fill the data directory; return the clock to go on with."""
+    import msgspec
+
+    from conveyor.demo.seeds import plant, read_seed
+    from conveyor.settings import client_environment
+
+    clock.make()
+    # The key that `conveyor` sends, so that it finds the jobs.
+    key = client_environment().api_key
+    plant(read_seed(seed, start=clock.start), settings, key, clock=clock)
+    return msgspec.structs.replace(clock, start="")
 
 
 def _left_to_command(context: click.Context) -> int:

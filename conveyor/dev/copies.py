@@ -244,6 +244,12 @@ def _rename(connection: sqlite3.Connection, before: str, after: str) -> None:
     )
 
 
+def check_empty(directory: Path) -> None:
+    """Raise ConveyorError(conflict) for a directory with anything in it; it may be missing."""
+    if directory.is_symlink() or (directory.is_dir() and os.listdir(directory)):
+        raise _refused(f"{directory} is not empty: only an empty directory is filled")
+
+
 def load_copy(file: Path, directory: Path) -> AboutCopy:
     """Fill an empty or missing directory from a copy; the next start brings it to the present
     schema.
@@ -252,8 +258,7 @@ def load_copy(file: Path, directory: Path) -> AboutCopy:
     file is no whole copy or of a newer version.
     """
     was_there = directory.is_dir()
-    if (was_there and os.listdir(directory)) or directory.is_symlink():
-        raise _refused(f"{directory} is not empty: a copy is loaded into an empty directory")
+    check_empty(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with _locked(directory), open(file, "rb") as stream:
