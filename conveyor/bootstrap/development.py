@@ -91,25 +91,20 @@ async def open_dev(
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)
     scraper = gateway or _gateway(settings, clock, moved)
-    telemetry, (_, older) = Telemetry(), root_secrets(settings)
-    inbox = _inbox_url(origin)
+    telemetry, (_, older), inbox = Telemetry(), root_secrets(settings), _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    make = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
-    worker = RelievedWorker(make)
-    if moved is not None:
-        moved.watch(binding, lambda: worker.present, settings)
+    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     receiver = _inbox(binding, clock, machine, older) if inbox else None
-    empty = _emptying(binding, worker, receiver, scraper)
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
         inbox=receiver,
-        bench=_bench(clock, dev_token, empty) if dev_token else None,
+        bench=_bench(clock, dev_token, _emptying(binding, worker, receiver, scraper)),
     )
     telemetry.histogram("http_seconds", app_options.took)
     app = create_app(
@@ -193,9 +188,7 @@ def _worker(
     *,
     telemetry: Telemetry,
     tracer: Tracer | None,
-) -> Callable[[], Worker]:
-    """Return what makes a worker: a new one each time."""
-
+) -> RelievedWorker:
     def make() -> Worker:
         options = replace(LOOP, tracer=tracer or NO_TRACER, pause=FleetPause())
         if moved is not None:
@@ -205,7 +198,10 @@ def _worker(
             binding.ports, outside, settings, clock, telemetry=telemetry, options=options
         )
 
-    return make
+    worker = RelievedWorker(make)
+    if moved is not None:
+        moved.watch(binding, lambda: worker.present, settings)
+    return worker
 
 
 def _emptying(
@@ -223,7 +219,9 @@ def _emptying(
     return lambda: worker.relieve(clear)
 
 
-def _bench(clock: Clock, token: str, empty: Callable[[], Awaitable[None]]) -> Bench:
+def _bench(clock: Clock, token: str, empty: Callable[[], Awaitable[None]]) -> Bench | None:
+    if not token:
+        return None
     control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
     return Bench(control, token, empty)
 
