@@ -105,16 +105,12 @@ async def open_dev(
     binding = await _open_binding(settings, clock, moved)
     recorded = await _recorded(settings, clock, moved, recording, gateway, binding)
     scraper = recorded.gateway
-    telemetry, (_, older) = Telemetry(), root_secrets(settings)
-    inbox = _inbox_url(origin)
+    telemetry, (_, older), inbox = Telemetry(), root_secrets(settings), _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    make = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
-    worker = RelievedWorker(make)
-    if moved is not None:
-        moved.watch(binding, lambda: worker.present, settings)
+    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
@@ -242,9 +238,7 @@ def _worker(
     *,
     telemetry: Telemetry,
     tracer: Tracer | None,
-) -> Callable[[], Worker]:
-    """Return what makes a worker: a new one each time."""
-
+) -> RelievedWorker:
     def make() -> Worker:
         options = replace(LOOP, tracer=tracer or NO_TRACER, pause=FleetPause())
         if moved is not None:
@@ -254,7 +248,10 @@ def _worker(
             binding.ports, outside, settings, clock, telemetry=telemetry, options=options
         )
 
-    return make
+    worker = RelievedWorker(make)
+    if moved is not None:
+        moved.watch(binding, lambda: worker.present, settings)
+    return worker
 
 
 def _emptying(

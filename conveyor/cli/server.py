@@ -139,10 +139,7 @@ recording_options = stacked(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
-@click.pass_context
 def conveyor_dev(
-    context: click.Context,
-    /,
     quiet: bool,
     as_json: bool,
     demo: bool,
@@ -155,6 +152,7 @@ def conveyor_dev(
 
     Every setting can also be given as an environment variable CONVEYOR_…
     """
+    context = click.get_current_context()
     if context.invoked_subcommand is not None:
         return _left_to_command(context)
     from conveyor.roles.banner import BannerPrinter

@@ -192,7 +192,12 @@ async def open_binding(
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
     memory = _Memory(queues, LocalSignals(), MemoryPermits(clock), MemoryWorkers(clock))
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
+    return DevBinding(ports, directory, store, queues, _clearing(store, blobs, callbacks, memory))
 
+
+def _clearing(
+    store: SqliteStore, blobs: FileBlobs, callbacks: FileCallbacks, memory: _Memory
+) -> Callable[[], Awaitable[None]]:
     async def clear() -> None:
         memory.clear()
         # Rows first: bodies without a row are removed by the next start.
@@ -200,7 +205,7 @@ async def open_binding(
         await blobs.clear()
         await callbacks.clear()
 
-    return DevBinding(ports, directory, store, queues, clear)
+    return clear
 
 
 class _Memory(NamedTuple):

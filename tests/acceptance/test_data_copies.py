@@ -21,12 +21,17 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.dev.copies import load_copy, save_copy
 from conveyor.dev.segments import read_packed
+from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import Format, StoredBody
 from conveyor.records.packed_bodies import packed_body
+from conveyor.testing.clock import FakeClock
 from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.acceptance.support_wire import eventually
+from tests.conformance.world import CALLER
 from tests.disk import files_below
 from tests.patient import SECONDS
+from tests.unit.earlier_files import BEFORE_WEBHOOKS, EarlierFile, write_earlier_file
 
 CLOCK = SystemClock()
 
@@ -85,6 +90,10 @@ def _save(directory: Path, file: Path) -> None:
     )
 
 
+def _await_calls(server: ConveyorServer, calls: int) -> None:
+    eventually(lambda: server.hits.total > calls or None, "100 calls")
+
+
 @pytest.mark.parametrize(
     "copies",
     [
@@ -112,8 +121,7 @@ def test_copies_under_load_are_whole(tmp_path: Path, copies: int) -> None:
             user.start()
         try:
             for number in range(copies):
-                calls = server.hits.total + 100
-                eventually(lambda calls=calls: server.hits.total > calls or None, "100 calls")
+                _await_calls(server, server.hits.total + 100)
                 _save(tmp_path / "data", tmp_path / f"{number}.tar")
         finally:
             done.set()
@@ -203,18 +211,25 @@ def test_a_copy_for_sharing_has_no_key_and_no_caller_of_before(
             assert api.get("/jobs").json()["jobs"] == []
 
 
-def test_a_copy_of_an_older_version_is_brought_on_at_the_start(
-    filled: Path, tmp_path: Path
-) -> None:
-    older = tmp_path / "older"
-    shutil.copytree(filled, older)
-    with closing(sqlite3.connect(older / "conveyor.db", isolation_level=None)) as connection:
-        connection.execute("DROP INDEX ended_runs_by_change")
-        connection.execute("DROP INDEX ended_runs_of_caller_by_change")
-        connection.execute("PRAGMA user_version = 9")
-    save_copy(older, tmp_path / "older.tar", CLOCK)
-    load_copy(tmp_path / "older.tar", tmp_path / "into")
-    assert _check_whole(tmp_path / "into") == 4
+@pytest.mark.parametrize("for_sharing", [False, True])
+def test_a_copy_of_an_older_version_is_brought_on(tmp_path: Path, for_sharing: bool) -> None:
+    older, file, secret = tmp_path / "older", tmp_path / "older.tar", b"s" * 32
+    body = StoredBody("results/14/job/run/aaaaa/task.1", 4, "text/html", Format.HTML)
+    (older / "blobs" / body.blob_key).parent.mkdir(parents=True)
+    (older / "blobs" / body.blob_key).write_bytes(b"page")
+    (older / "secret").write_text(f"{secret.hex()}\n")
+    sealed = KeySealer([secret]).seal("key", caller=CALLER, nonce=b"n" * NONCE_LENGTH)
+
+    def fill(earlier: EarlierFile) -> None:
+        earlier.succeed(earlier.submit(2, token="token-of-a-task", sealed=sealed), 0, body)
+
+    write_earlier_file(older / "conveyor.db", FakeClock(), version=BEFORE_WEBHOOKS, fill=fill)
+    save_copy(older, file, CLOCK, for_sharing=for_sharing)
+    load_copy(file, tmp_path / "into")
+    content = b"".join(path.read_bytes() for path in files_below(tmp_path / "into"))
+    for private in (b"token-of-a-task", sealed):
+        assert (private in content) is not for_sharing
+    assert _check_whole(tmp_path / "into") == 1
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9, 0.999])
