@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from conveyor import __version__
-from conveyor.cli.commands import errors_as_one_line
-from conveyor.client.options import Directory, gateway_options
+from conveyor.cli.commands import errors_as_one_line, report_error, target_of, unfit
+from conveyor.client.options import Directory, gateway_options, server_options, stacked
+from conveyor.client.options import json_option as json_lines_option
 
 if TYPE_CHECKING:
+    from conveyor.client.doctor import Diagnosis
     from conveyor.roles.banner import BannerPrinter
     from conveyor.roles.production import RoleInfo
 
@@ -66,12 +69,54 @@ def run_role(role: str, *, as_json: bool = False, **flags: Any) -> int:
         return run(from_environment(production=True, role=role, **flags), on_ready=ready)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--host", help="Address to listen on [127.0.0.1].")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
-@click.option(
-    "--data-dir", type=Directory(), metavar="DIR", help="Directory of all data [.conveyor]."
+address_options = stacked(
+    click.option("--host", help="Address to listen on [127.0.0.1]."),
+    click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000]."),
+    click.option(
+        "--data-dir", type=Directory(), metavar="DIR", help="Directory of all data [.conveyor]."
+    ),
 )
+
+
+@click.command()
+@address_options
+@json_lines_option
+@server_options
+def doctor(as_json: bool, server: str | None, api_key: str | None, **flags: Any) -> int:
+    """Say what would keep conveyor-dev from starting: settings, Python, port, directory, disk,
+    records and clock.
+
+    A server that CONVEYOR_URL names is asked too; with --server, it alone. Prints one line for
+    each, ok or the fault; exits with 1 after any fault.
+    """
+    import anyio
+
+    from conveyor.client.doctor import doctor as examine
+    from conveyor.settings import client_environment
+
+    target = target_of(server, api_key)
+    start = iter(()) if server else _examined_start(flags)
+    asked = target if server or client_environment().names_server else None
+    with report_error(as_json=as_json) as terminal:
+        return anyio.run(examine, asked, terminal, start)
+
+
+def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
+    from conveyor.client.doctor import Diagnosis, examine_start
+    from conveyor.clock import SystemClock
+    from conveyor.roles.serving import bound
+    from conveyor.settings import InvalidSetting, from_environment
+
+    try:
+        settings = from_environment(**flags)
+    except InvalidSetting as error:
+        yield Diagnosis("settings", unfit(error, flags).message)
+        return
+    yield from examine_start(settings, SystemClock(), bound)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@address_options
 @gateway_options
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", type=click.Choice(["text", "json"]))
