@@ -24,11 +24,13 @@ from conveyor.bootstrap.loop import (
     webhooks_of,
 )
 from conveyor.bootstrap.moving import ManualControl, MovedServer, SystemControl
+from conveyor.bootstrap.relief import RelievedWorker
 from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.gateway.counted import CountedGateway, CountedWebhooks
+from conveyor.gateway.fake import FakeGateway
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
 from conveyor.http.malformed import protocol
@@ -39,6 +41,7 @@ from conveyor.ports.gateway import Gateway
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
+from conveyor.ports.workers import FleetPause
 from conveyor.service.context import ServiceOptions
 from conveyor.service.progress import Progress
 from conveyor.service.service import Service
@@ -59,7 +62,7 @@ class Runtime:
 
     app: Any
     protocol: type[asyncio.Protocol]
-    worker: Worker
+    worker: RelievedWorker
     progress: Progress
     data_dir: Path
     readiness: Readiness
@@ -94,14 +97,19 @@ async def open_dev(
     options = service_options(settings, origin, older)
     outside = Outside(scraper, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    make = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    worker = RelievedWorker(make)
+    if moved is not None:
+        moved.watch(binding, lambda: worker.present, settings)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
+    receiver = _inbox(binding, clock, machine, older) if inbox else None
+    empty = _emptying(binding, worker, receiver, scraper)
     app_options = replace(
         _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
-        inbox=_inbox(binding, clock, machine, older) if inbox else None,
-        bench=_bench(clock, dev_token) if dev_token else None,
+        inbox=receiver,
+        bench=_bench(clock, dev_token, empty) if dev_token else None,
     )
     telemetry.histogram("http_seconds", app_options.took)
     app = create_app(
@@ -142,14 +150,14 @@ def _service(
     moved: MovedServer | None,
     *,
     webhooks: Webhooks,
-    worker: Worker,
+    worker: RelievedWorker,
 ) -> Service:
     return Service(
         binding.ports,
         options,
         clock if moved is None else moved.clock.requests,
         webhooks=webhooks,
-        outages=worker.outages.now,
+        outages=lambda: worker.present.outages.now(),
         moved=None if moved is None else moved.requests(),
     )
 
@@ -185,22 +193,39 @@ def _worker(
     *,
     telemetry: Telemetry,
     tracer: Tracer | None,
-) -> Worker:
-    options = replace(LOOP, tracer=tracer or NO_TRACER)
-    if moved is not None:
-        looks, work = moved.clock.looks, moved.clock.work
-        options = replace(options, looks=looks, machine=moved.machine, work=work)
-    worker = build_worker(
-        binding.ports, outside, settings, clock, telemetry=telemetry, options=options
-    )
-    if moved is not None:
-        moved.watch(binding, worker, settings)
-    return worker
+) -> Callable[[], Worker]:
+    """Return what makes a worker: a new one each time."""
+
+    def make() -> Worker:
+        options = replace(LOOP, tracer=tracer or NO_TRACER, pause=FleetPause())
+        if moved is not None:
+            looks, work = moved.clock.looks, moved.clock.work
+            options = replace(options, looks=looks, machine=moved.machine, work=work)
+        return build_worker(
+            binding.ports, outside, settings, clock, telemetry=telemetry, options=options
+        )
+
+    return make
 
 
-def _bench(clock: Clock, token: str) -> Bench:
+def _emptying(
+    binding: DevBinding, worker: RelievedWorker, inbox: Inbox | None, gateway: Gateway
+) -> Callable[[], Awaitable[None]]:
+    """Return what removes all data of a server, and lets a new worker begin."""
+
+    async def clear() -> None:
+        await binding.clear()
+        if inbox is not None:
+            inbox.clear()
+        if isinstance(gateway, FakeGateway):
+            gateway.hits.clear()
+
+    return lambda: worker.relieve(clear)
+
+
+def _bench(clock: Clock, token: str, empty: Callable[[], Awaitable[None]]) -> Bench:
     control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
-    return Bench(control, token)
+    return Bench(control, token, empty)
 
 
 async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:
@@ -236,7 +261,7 @@ def _inbox(
 def _app_options(
     settings: Settings,
     clock: Clock,
-    worker: Worker,
+    worker: RelievedWorker,
     *,
     tracer: Tracer,
 ) -> AppOptions:
@@ -245,7 +270,7 @@ def _app_options(
         max_request_bytes=settings.max_request_bytes,
         body_seconds=settings.body_timeout,
         body_memory=body_memory(settings),
-        away=worker.away,
+        away=lambda: worker.present.away(),
         rate_limit=_rate_limit(settings, clock),
         is_development=True,
         sessions=session_options(settings),
@@ -261,7 +286,9 @@ def _rate_limit(settings: Settings, clock: Clock) -> RateLimit | None:
     return MemoryRateLimit(clock, rate=settings.rate_limit, burst=settings.rate_limit_burst)
 
 
-def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service: Service) -> None:
+def _measure(
+    telemetry: Telemetry, binding: DevBinding, worker: RelievedWorker, service: Service
+) -> None:
     store, results = binding.store, service.results
     telemetry.total("store_rows_read", lambda: store.rows_read)
     telemetry.total(
@@ -271,4 +298,4 @@ def _measure(telemetry: Telemetry, binding: DevBinding, worker: Worker, service:
     telemetry.gauge("streams", lambda: service.progress.streams)
     telemetry.total("stream_reads", lambda: service.progress.reads)
     telemetry.gauge("wal_bytes", store.wal_size)
-    telemetry.gauge("loop_lag_seconds", lambda: worker.lag.seconds)
+    telemetry.gauge("loop_lag_seconds", lambda: worker.present.lag.seconds)

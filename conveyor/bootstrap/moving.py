@@ -44,7 +44,7 @@ class MovedServer:
         """Return what requests need to know of the clock."""
         return MovedTime(self.machine, self.work, self.note_look)
 
-    def watch(self, binding: DevBinding, worker: Worker, settings: Settings) -> None:
+    def watch(self, binding: DevBinding, worker: Callable[[], Worker], settings: Settings) -> None:
         """Have the clock stop where something is due in the store, in a queue, or in hand."""
         from conveyor.dev.sqlite.upcoming import KeptDays, SqliteUpcoming
 
@@ -61,8 +61,8 @@ class MovedServer:
         async def in_hand() -> Sequence[Due]:
             now = self.clock.monotonic()
             moments = (
-                (worker.next_beat(), "heartbeats of work in hand"),
-                (worker.next_message(binding.queues.visible_at), "tasks"),
+                (worker().next_beat(), "heartbeats of work in hand"),
+                (worker().next_message(binding.queues.visible_at), "tasks"),
             )
             return [Due(at - now, what, True) for at, what in moments if at is not None]
 

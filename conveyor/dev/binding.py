@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
@@ -128,6 +128,8 @@ class DevBinding:
     directory: DataDirectory
     store: SqliteStore
     queues: MemoryQueues
+    clear: Callable[[], Awaitable[None]]
+    """Remove all data but secrets and signing keys. No worker may run meanwhile."""
 
 
 async def open_binding(
@@ -176,8 +178,31 @@ async def open_binding(
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
-    ports = _ports(directory, (store, blobs, calls), callbacks, queues, clock, aclose)
-    return DevBinding(ports, directory, store, queues)
+    memory = _Memory(queues, LocalSignals(), MemoryPermits(clock), MemoryWorkers(clock))
+    ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
+
+    async def clear() -> None:
+        memory.clear()
+        # Rows first: bodies without a row are removed by the next start.
+        await store.clear()
+        await blobs.clear()
+        await callbacks.clear()
+
+    return DevBinding(ports, directory, store, queues, clear)
+
+
+class _Memory(NamedTuple):
+    """The adapters that keep everything in memory."""
+
+    queues: MemoryQueues
+    signals: LocalSignals
+    permits: MemoryPermits
+    workers: MemoryWorkers
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for one in self:
+            one.clear()
 
 
 def _keep(moved: KeptClock, directory: DataDirectory) -> None:
@@ -201,8 +226,7 @@ def _ports(
     directory: DataDirectory,
     contents: Contents,
     callbacks: FileCallbacks,
-    queues: MemoryQueues,
-    clock: Clock,
+    memory: _Memory,
     aclose: Callable[[], Awaitable[None]],
 ) -> Binding:
     store, blobs, calls = contents
@@ -220,11 +244,11 @@ def _ports(
         deliveries=store.deliveries,
         schedules=store.schedules,
         callbacks=callbacks,
-        queues=queues,
+        queues=memory.queues,
         blobs=blobs,
-        permits=MemoryPermits(clock),
-        signals=LocalSignals(),
-        workers=MemoryWorkers(clock),
+        permits=memory.permits,
+        signals=memory.signals,
+        workers=memory.workers,
         root_secret=directory.secret,
         pipeline=_pipeline(store, blobs, calls),
         run_writes=store.run_writes,

@@ -42,6 +42,12 @@ class FileCallbacks(Callbacks):
     async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
         await self._append(task_token, succeeded=False, error=error, cause=_as_json(cause))
 
+    async def clear(self) -> None:
+        """Empty the file, where there is one."""
+        async with self._turn, turn(self._work, "callbacks"):
+            with contextlib.suppress(FileNotFoundError):
+                await anyio.to_thread.run_sync(os.truncate, self._path, 0)
+
     async def _append(self, task_token: str, **fields: Any) -> None:
         line = msgspec.json.encode({"at": self._clock.now(), "task_token": task_token, **fields})
         async with self._turn:

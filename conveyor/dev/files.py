@@ -325,6 +325,19 @@ class FileBlobs(Blobs, NewBodies):
         """Write the queued bodies and stop. No put may follow."""
         await self._writer.aclose()
 
+    async def clear(self) -> None:
+        """Remove every body, those included whose write was cancelled and may still happen."""
+        with _DISK:
+            # The thread takes its jobs in their order: what was queued before this is written.
+            await self._writer.write_new([])
+            await self._in_thread(self._remove_all)
+
+    def _remove_all(self) -> None:
+        self._writer.segments.close()
+        for found in list(os.scandir(self._root)):
+            if found.path != self._temporaries:
+                shutil.rmtree(found.path)
+
     async def put(self, key: str, content: Content) -> int:
         target = self._path(key)
         if isinstance(content, bytes):

@@ -170,6 +170,10 @@ class MemoryPermits(Permits):
             closed_for=max(0.0, self._opens_at - now),
         )
 
+    def clear(self) -> None:
+        """Forget all holders."""
+        self._jobs = JobLeases()
+
     def total(self, job_id: str) -> int:
         """Add up a job's counts under unexpired leases."""
         return self._jobs.total(job_id, self._clock.monotonic())
@@ -187,6 +191,10 @@ class MemoryWorkers:
 
     async def leave(self, worker_id: str) -> None:
         self._reports.pop(worker_id, None)
+
+    def clear(self) -> None:
+        """Forget all reports."""
+        self._reports.clear()
 
     async def all(self) -> Sequence[WorkerReport]:
         now = self._clock.monotonic()

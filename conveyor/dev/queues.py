@@ -54,6 +54,12 @@ class LocalSignals(Signals):
     def on_halt(self, give_up: Callable[[str], None]) -> None:
         self._on_halt.append(give_up)
 
+    def clear(self) -> None:
+        """Forget the hints, and whom to tell: another worker takes the place of the present one."""
+        self._changed.clear()
+        self._on_halt.clear()
+        self._on_end.clear()
+
     async def wait(self) -> set[str]:
         await self._event.wait()
         self._event = anyio.Event()
@@ -100,11 +106,18 @@ class MemoryQueues(Queues):
         self._limit: ReceiveLimit | None = None
         if max_receives is not None:
             self._limit = ReceiveLimit(receives=max_receives, move=self._give_up)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all messages, and the queues of all runs."""
         self._dead_letters = self._other(DEAD_LETTER_QUEUE, None)
         self._others = {
             CONTROL_QUEUE: self._other(CONTROL_QUEUE, self._limit),
             DEAD_LETTER_QUEUE: self._dead_letters,
         }
+        self._runs.clear()
+        for queue in list(self._changed):
+            self._notify(queue)
 
     async def open_run(self, job_id: str, run_id: str) -> None:
         self._open(job_id, run_id)

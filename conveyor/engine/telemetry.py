@@ -313,14 +313,15 @@ class Telemetry(Collector):
         self.callbacks: dict[str, int] = {}
         self.webhook_attempts: dict[str, int] = {}
         self._calls, self._waits, self.settlements = map(Histogram, (CALL, WAIT, STORE))
-        self._histograms: list[tuple[str, Histogram]] = [
-            ("gateway_seconds", self._calls),
-            ("start_wait_seconds", self._waits),
-            ("settlement_seconds", self.settlements),
-        ]
-        self._gauges: list[tuple[str, Callable[[], float]]] = []
-        self._totals: list[tuple[str, Callable[[], float]]] = [("log_lines_lost", lost_lines)]
-        self._families: list[tuple[str, Read]] = []
+        self._histograms: dict[str, Histogram] = {
+            "gateway_seconds": self._calls,
+            "start_wait_seconds": self._waits,
+            "settlement_seconds": self.settlements,
+        }
+        # By name: a worker that takes the place of another shows its own figures.
+        self._gauges: dict[str, Callable[[], float]] = {}
+        self._totals: dict[str, Callable[[], float]] = {"log_lines_lost": lost_lines}
+        self._families: dict[str, Read] = {}
         self._exemplars: Callable[[], Mapping[tuple[str, str], str]] = dict
 
     def received(self, messages: int) -> None:
@@ -376,19 +377,19 @@ class Telemetry(Collector):
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """Expose a gauge of METRICS; `read` is called at each scrape."""
-        self._gauges.append((name, read))
+        self._gauges[name] = read
 
     def total(self, name: str, read: Callable[[], float]) -> None:
         """Expose a counter of METRICS that another object keeps."""
-        self._totals.append((name, read))
+        self._totals[name] = read
 
     def family(self, name: str, read: Read) -> None:
         """Expose counters of METRICS with labels that another object keeps."""
-        self._families.append((name, read))
+        self._families[name] = read
 
     def histogram(self, name: str, histogram: Histogram) -> None:
         """Expose a histogram of METRICS that another object keeps."""
-        self._histograms.append((name, histogram))
+        self._histograms[name] = histogram
 
     def exemplars(self, read: Callable[[], Mapping[tuple[str, str], str]]) -> None:
         """Show the latest traces beside the counts of what they traced. `read` returns their ids,
@@ -402,13 +403,13 @@ class Telemetry(Collector):
         for name in LABELLED_HERE:
             counts = {(value,): count for value, count in getattr(self, name).items()}
             yield _with_labels(name, counts.items(), self._traces_of(name))
-        for name, read in self._totals:
+        for name, read in self._totals.items():
             yield CounterMetricFamily(*_described(name), value=read())
-        for name, read_all in self._families:
+        for name, read_all in self._families.items():
             yield _with_labels(name, read_all())
-        for name, histogram in self._histograms:
+        for name, histogram in self._histograms.items():
             yield _as_histogram(name, histogram)
-        for name, read in self._gauges:
+        for name, read in self._gauges.items():
             yield GaugeMetricFamily(*_described(name), value=read())
 
     def _traces_of(self, name: str) -> Mapping[str, str]:

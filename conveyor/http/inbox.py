@@ -104,6 +104,11 @@ class Inbox:
             Route(f"{INBOX_PATH}/{{name}}/{{rest:path}}", self._receive, methods=kept),
         ]
 
+    def clear(self) -> None:
+        """Forget all requests, and count from 1 again."""
+        self._kept.clear()
+        self._size = self._number = 0
+
     async def _names(self, request: Request) -> Response:
         _check_peer(request)
         counts: dict[str, int] = {}

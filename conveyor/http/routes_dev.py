@@ -1,4 +1,4 @@
-"""Routes below /_dev that move a development server for tests: its clock.
+"""Routes below /_dev that tests use: they move the clock of a development server, and empty it.
 
 They serve programs of this machine alone, and of them only those that have the server's token.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import math
 import re
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import msgspec
@@ -23,6 +24,9 @@ from conveyor.http.request import json_response, read_small_body
 from conveyor.ports.idle import ClockControl, ClockState
 
 CLOCK_PATH = f"{DEV_PATH}/clock"
+RESET_PATH = f"{DEV_PATH}/reset"
+CONFIRMATION = {"confirm": "data"}
+"""The body of a request that destroys data."""
 TOKEN_BYTES = 16
 """Random bytes of the token: 128 bits."""
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -58,24 +62,38 @@ class ClockBody(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The routes, guarded by a token, over what moves the server."""
+    """The routes, guarded by a token, over what moves the server. `empty` removes all of its data
+    but secrets and keys."""
 
-    def __init__(self, clock: ClockControl, token: str) -> None:
+    def __init__(
+        self, clock: ClockControl, token: str, empty: Callable[[], Awaitable[None]]
+    ) -> None:
         self._clock = clock
         self._token = token
+        self._empty = empty
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route(CLOCK_PATH, self._serve, methods=["GET", "POST"])]
+        return [
+            Route(CLOCK_PATH, self._serve_clock, methods=["GET", "POST"]),
+            Route(RESET_PATH, self._reset, methods=["POST"]),
+        ]
 
-    async def _serve(self, request: Request) -> Response:
-        check_local(request)
-        self._check_token(request)
+    async def _reset(self, request: Request) -> Response:
+        self._check(request)
+        if strict_json.decode(await read_small_body(request)) != CONFIRMATION:
+            _refuse('this removes all data of the server: send {"confirm": "data"}')
+        await self._empty()
+        return Response(status_code=204)
+
+    async def _serve_clock(self, request: Request) -> Response:
+        self._check(request)
         if request.method == "POST":
             await self._move(await read_small_body(request))
         return json_response(clock_body(await self._clock.state()))
 
-    def _check_token(self, request: Request) -> None:
+    def _check(self, request: Request) -> None:
+        check_local(request)
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         is_right = hmac.compare_digest(given.strip().encode(), self._token.encode())
         if scheme.lower() != "bearer" or not self._token or not is_right:

@@ -150,7 +150,7 @@ async def outage_world(
     try:
         async with client, anyio.create_task_group() as group:
             group.start_soon(partial(runtime.worker.run, grace=0.0))
-            yield OutageWorld(clock, client, calls, runtime.worker)
+            yield OutageWorld(clock, client, calls, runtime.worker.present)
             runtime.worker.stop()
             await clock.advance(5.0)
     finally:

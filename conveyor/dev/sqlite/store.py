@@ -137,6 +137,13 @@ class SqliteStore:
 
         return await self.database.write(void)
 
+    async def clear(self) -> None:
+        """Delete all rows but those of secrets and signing keys.
+
+        Numbers of runs are not used again, so a late write of a task finds no row.
+        """
+        await self.database.write(_clear)
+
     async def known_runs(self) -> set[str]:
         """List the ids of all runs, tombstones included."""
         rows = await self.database.read(
@@ -180,6 +187,19 @@ def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> None:
     connection.executemany(
         "INSERT OR IGNORE INTO root_secrets (fingerprint) VALUES (?)", [(one,) for one in given]
     )
+
+
+_KEPT = ("root_secrets", "signing_keys")
+
+
+def _clear(connection: sqlite3.Connection) -> None:
+    # Who watches a run learns that it is gone.
+    connection.execute("SELECT count(note_run(run_id, 1)) FROM runs")
+    for (table,) in connection.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+    ).fetchall():
+        if table not in _KEPT:
+            connection.execute(f"DELETE FROM {table}")
 
 
 def _opens(secrets: Sequence[bytes], connection: sqlite3.Connection, job_id: str | None) -> bool:
