@@ -29,7 +29,7 @@ from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
-from conveyor.gateway.counted import CountedGateway, CountedWebhooks
+from conveyor.gateway.counted import CountedGateway, CountedWebhooks, FailingGateway
 from conveyor.gateway.fake import FakeGateway
 from conveyor.http.app import AppOptions, create_app
 from conveyor.http.inbox import Inbox
@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
     run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
-    call once it is to stop, and `aclose` to call at the end."""
+    call once it is to stop, and `aclose` to call at the end. `pause` holds its worker back,
+    `fail_next` lets calls of its gateway fail, and `empty` removes its data."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -68,6 +69,9 @@ class Runtime:
     readiness: Readiness
     inbox: str
     moved: MovedServer | None
+    pause: FleetPause
+    fail_next: Callable[[int], int]
+    empty: Callable[[], Awaitable[None]]
     hurry: Callable[[], None]
     aclose: Callable[[], Awaitable[None]]
 
@@ -95,10 +99,13 @@ async def open_dev(
     inbox = _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
-    outside = Outside(scraper, webhooks, options.public_origin)
+    failing, pause = FailingGateway(scraper), FleetPause()
+    outside = Outside(failing, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    make = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
-    worker = RelievedWorker(make)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause)
+    worker = RelievedWorker(
+        _worker(binding, outside, settings, clock, moved, telemetry=telemetry, options=loop)
+    )
     if moved is not None:
         moved.watch(binding, lambda: worker.present, settings)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
@@ -128,6 +135,9 @@ async def open_dev(
         readiness,
         inbox,
         moved,
+        pause,
+        failing.fail_next,
+        empty,
         hurry=binding.store.database.hurry,
         aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
     )
@@ -192,15 +202,16 @@ def _worker(
     moved: MovedServer | None,
     *,
     telemetry: Telemetry,
-    tracer: Tracer | None,
+    options: LoopOptions,
 ) -> Callable[[], Worker]:
-    """Return what makes a worker: a new one each time."""
+    """Return what makes a worker: a new one each time. A pause stays over its relief."""
+    if moved is not None:
+        looks, work = moved.clock.looks, moved.clock.work
+        options = replace(options, looks=looks, machine=moved.machine, work=work)
 
     def make() -> Worker:
-        options = replace(LOOP, tracer=tracer or NO_TRACER, pause=FleetPause())
-        if moved is not None:
-            looks, work = moved.clock.looks, moved.clock.work
-            options = replace(options, looks=looks, machine=moved.machine, work=work)
+        # Nobody is left of the worker before this one.
+        options.pause.forget_listeners()
         return build_worker(
             binding.ports, outside, settings, clock, telemetry=telemetry, options=options
         )

@@ -15,7 +15,9 @@ from conveyor.client.options import json_option as json_lines_option
 if TYPE_CHECKING:
     from conveyor.client.doctor import Diagnosis
     from conveyor.roles.banner import BannerPrinter
+    from conveyor.roles.dev import ServerInfo
     from conveyor.roles.production import RoleInfo
+    from conveyor.settings import Settings
 
 metrics_port_option = click.option(
     "--metrics-port",
@@ -139,34 +141,74 @@ def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
 @click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
+@click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
+@click.option(
+    "--requests",
+    "shows_requests",
+    is_flag=True,
+    help="Log a line for each request and each task, whatever the log level.",
+)
 @click.version_option(__version__, prog_name="conveyor-dev")
 def conveyor_dev(
-    quiet: bool, as_json: bool, demo: bool, clock_mode: str, clock_start: str, **flags: Any
+    quiet: bool,
+    as_json: bool,
+    demo: bool,
+    opens: bool,
+    shows_requests: bool,
+    **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
 
-    Every setting can also be given as an environment variable CONVEYOR_…
+    On a terminal it takes keys: ? lists them. Every setting can also be given as an environment
+    variable CONVEYOR_…
     """
     from conveyor.roles.banner import BannerPrinter
     from conveyor.settings import from_environment
 
+    clock = (flags.pop("clock_mode"), flags.pop("clock_start"))
     banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
     with errors_as_one_line(flags):
         if demo:
-            if clock_mode != "system" or clock_start:
-                raise click.UsageError("--demo runs on the system's clock")
+            if clock != ("system", "") or opens or shows_requests:
+                raise click.UsageError("--demo takes no --clock, --open and --requests")
             return _demo(flags, banner)
         settings = from_environment(**flags)
-        from conveyor.roles.dev import ClockChoice, run
+        if opens and not settings.dashboard:
+            raise click.UsageError("--open needs the dashboard: CONVEYOR_DASHBOARD is off")
+        return _serve(settings, banner, clock, opens=opens, shows_requests=shows_requests)
 
-        return run(
-            settings,
-            on_ready=lambda info: banner.ready(info, settings),
-            on_stopping=banner.stopping,
-            clock=ClockChoice(clock_mode, clock_start),
-        )
+
+def _serve(
+    settings: Settings,
+    banner: BannerPrinter,
+    clock: tuple[str, str],
+    *,
+    opens: bool,
+    shows_requests: bool,
+) -> int:
+    from conveyor.roles.dev import ClockChoice, run
+    from conveyor.roles.keys import Keyboard, on_terminal, open_browser
+
+    has_keys = banner.stream is not None and not banner.as_json and on_terminal()
+
+    def ready(info: ServerInfo) -> None:
+        banner.ready(info, settings)
+        banner.try_out(info, has_keys=has_keys)
+        if opens:
+            import threading
+
+            threading.Thread(target=open_browser, args=(info.pages,), daemon=True).start()
+
+    return run(
+        settings,
+        on_ready=ready,
+        on_stopping=banner.stopping,
+        clock=ClockChoice(*clock),
+        keyboard=Keyboard(banner.say) if has_keys else None,
+        shows_requests=shows_requests,
+    )
 
 
 def _demo(flags: dict[str, Any], banner: BannerPrinter) -> int:

@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 import anyio
 import msgspec
@@ -18,7 +20,8 @@ from conveyor.http.middleware import is_loopback
 from conveyor.http.routes_dev import TOKEN_BYTES
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
-from conveyor.roles.logs import start_logs
+from conveyor.roles.keys import Keyboard, Keys
+from conveyor.roles.logs import show_requests, start_logs
 from conveyor.roles.serving import (
     UVICORN_LOG,
     HttpServer,
@@ -90,9 +93,12 @@ def run(
     on_ready: Callable[[ServerInfo], None],
     on_stopping: Callable[[], None] = lambda: None,
     clock: ClockChoice = SYSTEM,
+    keyboard: Keyboard | None = None,
+    shows_requests: bool = False,
 ) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code. Owns the process: its loop and its
-    umask.
+    umask. With a keyboard it is driven by keys too. With
+    `shows_requests` each request and task is logged, whatever the log level.
 
     Raises ConveyorError if the server cannot start.
     """
@@ -100,6 +106,8 @@ def run(
         text = "--clock manual and auto are for an address of loopback: elsewhere nobody moves it"
         raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
     start_logs(settings)
+    if shows_requests:
+        show_requests()
     fitting, slots = fit_to_files(settings)
     if slots:
         _log.warning("%s", slots)
@@ -107,10 +115,17 @@ def run(
     def ready(info: ServerInfo) -> None:
         on_ready(msgspec.structs.replace(info, slots=slots))
 
-    async def until(stop: anyio.Event) -> None:
-        await serve(fitting, on_ready=ready, stop=stop, clock=clock.make())
+    def stopping() -> None:
+        # A second signal ends the process at once.
+        if keyboard is not None:
+            keyboard.end()
+        on_stopping()
 
-    own_process(until, on_stopping=on_stopping, own_loop=clock.mode != "system")
+    async def until(stop: anyio.Event) -> None:
+        await serve(fitting, on_ready=ready, stop=stop, clock=clock.make(), keyboard=keyboard)
+
+    with nullcontext() if keyboard is None else keyboard.taken():
+        own_process(until, on_stopping=stopping, own_loop=clock.mode != "system")
     return 0
 
 
@@ -121,6 +136,7 @@ async def serve(
     stop: anyio.Event | None = None,
     gateway: Gateway | None = None,
     clock: Clock | None = None,
+    keyboard: Keyboard | None = None,
 ) -> None:
     """Bind, open the data directory, serve and work until `stop`; then end everything in order.
 
@@ -145,7 +161,12 @@ async def serve(
                 clock=clock.mode if isinstance(clock, ManualClock) else "system",
                 dev_token=token,
             )
-            await _serve(runtime, listener, stop, lambda: on_ready(info), settings.shutdown_grace)
+            keys = None
+            if keyboard is not None:
+                address = info.pages or f"{origin}/openapi.json"
+                keys = Keys(runtime, keyboard, SystemClock(), address=address)
+            announce = partial(on_ready, info)
+            await _serve(runtime, listener, stop, announce, settings.shutdown_grace, keys=keys)
         finally:
             with anyio.CancelScope(shield=True):
                 await runtime.aclose()
@@ -160,6 +181,8 @@ async def _serve(
     stop: anyio.Event,
     announce: Callable[[], None],
     grace: float,
+    *,
+    keys: Keys | None,
 ) -> None:
     def started() -> None:
         runtime.readiness.yes = True
@@ -190,6 +213,8 @@ async def _serve(
             group.start_soon(end)
             if runtime.moved is not None:
                 ending.start_soon(runtime.moved.move_by_itself)
+            if keys is not None:
+                ending.start_soon(keys.serve)
             await server.serve(sockets=[listener])
             stop.set()
         ending.cancel_scope.cancel()
