@@ -94,7 +94,7 @@ async def open_dev(
     session_options(settings)  # unusable ones are told before anything is opened
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)
-    scraper = gateway or _gateway(settings, clock, moved)
+    scraper = gateway or _gateway(settings, clock, moved, own_port=urlsplit(origin).port or 0)
     telemetry, (_, older) = Telemetry(), root_secrets(settings)
     inbox = _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
@@ -177,12 +177,14 @@ def _inbox_url(origin: str) -> str:
     return f"{origin}{INBOX_PATH}" if is_loopback(urlsplit(origin).hostname or "") else ""
 
 
-def _gateway(settings: Settings, clock: Clock, moved: MovedServer | None) -> Gateway:
+def _gateway(
+    settings: Settings, clock: Clock, moved: MovedServer | None, *, own_port: int
+) -> Gateway:
     """Open the gateway of the settings. One with a network goes by the machine's clock, and is
     waited for."""
     if moved is None or settings.gateway == "fake":
-        return gateway_of(settings, clock)
-    return CountedGateway(gateway_of(settings, moved.machine), moved.work)
+        return gateway_of(settings, clock, own_port=own_port)
+    return CountedGateway(gateway_of(settings, moved.machine, own_port=own_port), moved.work)
 
 
 def _webhooks(
