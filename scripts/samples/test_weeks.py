@@ -60,9 +60,9 @@ def test_a_paused_schedule_fires_no_more_and_catches_nothing_up(
 ) -> None:
     job = _scheduled(server, jobs, _calendar("09:00"))
     server.clock.advance(days=2)
-    assert jobs.http.post(f"/jobs/{job}/schedule/pause").status_code == 200
+    assert _set_schedule(jobs, job, "paused") == 200
     server.clock.advance(days=3)
-    assert jobs.http.post(f"/jobs/{job}/schedule/resume").status_code == 200
+    assert _set_schedule(jobs, job, "active") == 200
     server.clock.advance(days=1)
     assert [begun[8:10] for begun in _begun(jobs, job)] == ["01", "02", "06"]
 
@@ -98,7 +98,7 @@ def test_an_event_that_was_given_up_is_sent_again_on_demand(
         [delivery] = _deliveries(jobs, job)
         assert delivery["status"] == "failed"
         before = len(bodies)
-        path = f"/webhook/deliveries/{delivery['delivery_id']}/resend"
+        path = f"/webhook/deliveries/{delivery['delivery_id']}/replay"
         assert jobs.http.post(path).status_code in (200, 201, 202)
         server.clock.advance(seconds=5)
         assert len(bodies) > before
@@ -231,6 +231,10 @@ def _scheduled(
 ) -> str:
     whole = {"timezone": timezone, **schedule}
     return jobs.submit(server.url("news"), type="scheduled", schedule=whole, **fields)
+
+
+def _set_schedule(jobs: Jobs, job: str, state: str) -> int:
+    return jobs.http.post(f"/jobs/{job}/schedule/state", json={"schedule_state": state}).status_code
 
 
 def _begun(jobs: Jobs, job: str) -> list[str]:
