@@ -103,11 +103,7 @@ async def open_dev(
     outside = Outside(failing, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
     loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause)
-    worker = RelievedWorker(
-        _worker(binding, outside, settings, clock, moved, telemetry=telemetry, options=loop)
-    )
-    if moved is not None:
-        moved.watch(binding, lambda: worker.present, settings)
+    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, options=loop)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
@@ -118,14 +114,7 @@ async def open_dev(
         inbox=receiver,
         bench=_bench(clock, dev_token, empty) if dev_token else None,
     )
-    telemetry.histogram("http_seconds", app_options.took)
-    app = create_app(
-        service,
-        registry=telemetry.registry(),
-        ready=lambda: readiness() and binding.store.database.file.is_there(),
-        clock=machine,
-        options=app_options,
-    )
+    app = _app(service, telemetry, binding, readiness, clock=machine, options=app_options)
     return Runtime(
         app,
         protocol(machine, head_seconds=settings.head_timeout),
@@ -140,6 +129,25 @@ async def open_dev(
         empty,
         hurry=binding.store.database.hurry,
         aclose=_closing(binding, scraper if gateway is None else None, webhooks, tracer),
+    )
+
+
+def _app(
+    service: Service,
+    telemetry: Telemetry,
+    binding: DevBinding,
+    readiness: Readiness,
+    *,
+    clock: Clock,
+    options: AppOptions,
+) -> Any:
+    telemetry.histogram("http_seconds", options.took)
+    return create_app(
+        service,
+        registry=telemetry.registry(),
+        ready=lambda: readiness() and binding.store.database.file.is_there(),
+        clock=clock,
+        options=options,
     )
 
 
@@ -205,8 +213,8 @@ def _worker(
     *,
     telemetry: Telemetry,
     options: LoopOptions,
-) -> Callable[[], Worker]:
-    """Return what makes a worker: a new one each time. A pause stays over its relief."""
+) -> RelievedWorker:
+    """Make the worker, and each that relieves it. A pause stays over a relief."""
     if moved is not None:
         looks, work = moved.clock.looks, moved.clock.work
         options = replace(options, looks=looks, machine=moved.machine, work=work)
@@ -218,7 +226,10 @@ def _worker(
             binding.ports, outside, settings, clock, telemetry=telemetry, options=options
         )
 
-    return make
+    relieved = RelievedWorker(make)
+    if moved is not None:
+        moved.watch(binding, lambda: relieved.present, settings)
+    return relieved
 
 
 def _emptying(
