@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from conveyor import __version__
 from conveyor.cli.commands import errors_as_one_line, report_error, target_of, unfit
+from conveyor.cli.copies import data
 from conveyor.client.options import Directory, gateway_options, server_options, stacked
 from conveyor.client.options import json_option as json_lines_option
 
 if TYPE_CHECKING:
     from conveyor.client.doctor import Diagnosis
     from conveyor.roles.banner import BannerPrinter
-    from conveyor.roles.dev import ServerInfo
+    from conveyor.roles.dev import ClockChoice, ServerInfo
     from conveyor.roles.production import RoleInfo
     from conveyor.settings import Settings
 
@@ -117,7 +119,11 @@ def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
     yield from examine_start(settings, SystemClock(), bound)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
 @address_options
 @gateway_options
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
@@ -139,6 +145,11 @@ def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
     help="First instant of such a clock in a new data directory [the present].",
 )
 @click.option(
+    "--seed",
+    metavar="demo|FILE",
+    help="Fill an empty data directory with the jobs and outcomes of a TOML file first.",
+)
+@click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
 @click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
@@ -149,12 +160,14 @@ def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
     help="Log a line for each request and each task, whatever the log level.",
 )
 @click.version_option(__version__, prog_name="conveyor-dev")
+@click.pass_context
 def conveyor_dev(
+    context: click.Context,
+    /,
     quiet: bool,
     as_json: bool,
     demo: bool,
-    opens: bool,
-    shows_requests: bool,
+    seed: str | None,
     **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
@@ -162,33 +175,41 @@ def conveyor_dev(
     On a terminal it takes keys: ? lists them. Every setting can also be given as an environment
     variable CONVEYOR_…
     """
+    if context.invoked_subcommand is not None:
+        return _left_to_command(context)
     from conveyor.roles.banner import BannerPrinter
     from conveyor.settings import from_environment
 
     clock = (flags.pop("clock_mode"), flags.pop("clock_start"))
+    opens, shows_requests = flags.pop("opens"), flags.pop("shows_requests")
     banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
     with errors_as_one_line(flags):
         if demo:
-            if clock != ("system", "") or opens or shows_requests:
-                raise click.UsageError("--demo takes no --clock, --open and --requests")
+            if clock != ("system", "") or opens or shows_requests or seed:
+                raise click.UsageError("--demo takes no --clock, --open, --requests and --seed")
             return _demo(flags, banner)
         settings = from_environment(**flags)
         if opens and not settings.dashboard:
             raise click.UsageError("--open needs the dashboard: CONVEYOR_DASHBOARD is off")
-        return _serve(settings, banner, clock, opens=opens, shows_requests=shows_requests)
+        from conveyor.roles.dev import ClockChoice
+
+        choice = ClockChoice(*clock)
+        if seed:
+            choice = _plant(seed, settings, choice)
+        return _serve(settings, banner, choice, opens=opens, shows_requests=shows_requests)
 
 
 def _serve(
     settings: Settings,
     banner: BannerPrinter,
-    clock: tuple[str, str],
+    clock: ClockChoice,
     *,
     opens: bool,
     shows_requests: bool,
 ) -> int:
-    from conveyor.roles.dev import ClockChoice, run
+    from conveyor.roles.dev import run
     from conveyor.roles.keys import Keyboard, on_terminal, open_browser
 
     has_keys = banner.stream is not None and not banner.as_json and on_terminal()
@@ -205,10 +226,39 @@ def _serve(
         settings,
         on_ready=ready,
         on_stopping=banner.stopping,
-        clock=ClockChoice(*clock),
+        clock=clock,
         keyboard=Keyboard(banner.say) if has_keys else None,
         shows_requests=shows_requests,
     )
+
+
+def _plant(seed: str, settings: Settings, clock: ClockChoice) -> ClockChoice:
+    """Fill the data directory; return the clock to go on with."""
+    import msgspec
+
+    from conveyor.demo.seeds import plant, read_seed
+    from conveyor.settings import client_environment
+
+    clock.make()
+    # The key that `conveyor` sends, so that it finds the jobs.
+    key = client_environment().api_key
+    plant(read_seed(seed, start=clock.start), settings, key, clock=clock)
+    return msgspec.structs.replace(clock, start="")
+
+
+def _left_to_command(context: click.Context) -> int:
+    """Leave all to a command. Raises UsageError for a flag before its name."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in context.params:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            command = context.invoked_subcommand
+            raise click.UsageError(
+                f"{flags[name]} is for a server: flags of {command} come behind it"
+            )
+    return 0
+
+
+conveyor_dev.add_command(data)
 
 
 def _demo(flags: dict[str, Any], banner: BannerPrinter) -> int:

@@ -9,6 +9,7 @@ request.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from collections.abc import Sequence
 
@@ -42,6 +43,11 @@ def fingerprint(root_secret: bytes) -> str:
 def secret_bytes(text: str) -> bytes:
     """Convert a root secret from text: 64 hexadecimal digits are decoded, other text is encoded."""
     return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) else text.encode()
+
+
+def caller_id(naming_key: bytes, api_key: str) -> str:
+    """Return the id of a caller: a hash of its API key under a key that names callers."""
+    return hmac.digest(naming_key, api_key.encode(), "sha256").hex()
 
 
 class UnsealError(Exception):

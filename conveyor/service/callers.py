@@ -5,11 +5,10 @@ An API key stands for a caller, and never leaves `Caller` in the clear.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conveyor.domain.api_keys import KeySealer, Sealer, derive_key, is_valid_key
+from conveyor.domain.api_keys import KeySealer, Sealer, caller_id, derive_key, is_valid_key
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.signatures import SigningKeySealer
 
@@ -65,4 +64,4 @@ def identify(api_key: str | None, keyring: Keyring) -> Caller:
     """
     if api_key is None or not is_valid_key(api_key):
         raise ConveyorError(ErrorCode.UNAUTHENTICATED, "send your API key in the X-API-Key header")
-    return Caller(hmac.digest(keyring.callers, api_key.encode(), "sha256").hex(), api_key)
+    return Caller(caller_id(keyring.callers, api_key), api_key)

@@ -1,0 +1,80 @@
+"""`conveyor-dev data`: copies of a data directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from conveyor.cli.commands import errors_as_one_line, show_help
+from conveyor.client.options import Directory
+
+data_dir_option = click.option(
+    "--data-dir",
+    type=Directory(path_type=Path),
+    metavar="DIR",
+    help="Directory of all data [.conveyor].",
+)
+
+
+@click.group(invoke_without_command=True, no_args_is_help=False)
+@click.pass_context
+def data(context: click.Context) -> None:
+    """Copy the data of a server into a file, and fill an empty directory from it."""
+    show_help(context)
+
+
+@data.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@data_dir_option
+@click.option(
+    "--for-sharing",
+    is_flag=True,
+    help="Make a secret for the copy, and leave out API keys, signing keys and callbacks.",
+)
+def save(file: Path, data_dir: Path | None, for_sharing: bool) -> int:
+    """Copy database and bodies of a running or stopped server into a new FILE, as of one instant.
+
+    FILE can be read by its owner alone. It has the root secret and the sealed API keys in it.
+    """
+    with errors_as_one_line():
+        from conveyor.clock import SystemClock
+        from conveyor.dev.copies import save_copy
+
+        saved = save_copy(_directory(data_dir), file, SystemClock(), for_sharing=for_sharing)
+    click.echo(f"saved {saved.size:,} bytes to {file}")
+    if for_sharing:
+        named = f"callers are named by the API keys {saved.keys[0]} to {saved.keys[-1]}; "
+        click.echo(
+            "It has a secret of its own, and no API key, signing key, callback or file input; "
+            f"{named if saved.keys else ''}"
+            "URLs, headers and bodies of tasks are in it as they are."
+        )
+    elif saved.has_secret:
+        click.echo("It has the root secret and the sealed API keys in it: keep it like a key.")
+    else:
+        click.echo("It has sealed API keys in it; the secret is CONVEYOR_SECRET, which is not.")
+    return 0
+
+
+@data.command()
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE"
+)
+@data_dir_option
+def load(file: Path, data_dir: Path | None) -> int:
+    """Fill an empty directory from FILE, which this version or an older one has saved."""
+    directory = _directory(data_dir)
+    with errors_as_one_line():
+        from conveyor.dev.copies import load_copy
+
+        about = load_copy(file, directory)
+    click.echo(f"loaded into {directory}, as saved by Conveyor {about.version}")
+    return 0
+
+
+def _directory(given: Path | None) -> Path:
+    """Return the directory that a server with the same flag and environment would use."""
+    from conveyor.settings import from_environment
+
+    return Path(from_environment(data_dir=None if given is None else str(given)).data_dir)

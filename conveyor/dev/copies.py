@@ -1,0 +1,347 @@
+"""Copies of a data directory: one file with the database, the bodies and the secret.
+
+A copy of a running server is of one instant. Bodies are linked aside, first all of them, then,
+while nobody can write to the database, those that came meanwhile; from there on nothing that the
+database names can go away. The file is a tar, which any compression may wrap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sqlite3
+import tarfile
+import zlib
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from conveyor import __version__
+from conveyor.dev.directory import SECRET_BYTES
+from conveyor.dev.sqlite.schema import STEPS, check_version, migrate
+from conveyor.domain.api_keys import caller_id, derive_key, fingerprint
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.text_rules import quoted
+from conveyor.ports.clock import Clock
+from conveyor.records.blob_keys import checked_key
+
+FORM = 1
+"""The form of the file. A newer one is refused."""
+ABOUT, DATABASE, BLOBS, SECRET = "copy.json", "conveyor.db", "blobs", "secret"
+_CLOCK, _CALLBACKS, _LOCK = "clock", "callbacks.jsonl", "lock"
+_FILES = (SECRET, _CLOCK, _CALLBACKS, DATABASE)
+_INPUTS = "inputs/"
+_WAIT = 30.0
+"""Seconds to wait for a moment in which the server writes nothing."""
+_PIECE = 1 << 20
+
+
+class AboutCopy(msgspec.Struct, frozen=True):
+    """The head of a copy: its form, and the version and the schema of what made it."""
+
+    form: int
+    version: str
+    schema: int
+    for_sharing: bool
+
+
+class SavedCopy(msgspec.Struct, frozen=True):
+    """A copy that was made: its bytes, whether it has the root secret in it, and the API keys under
+    which a copy for sharing shows the jobs of its callers."""
+
+    size: int
+    has_secret: bool
+    keys: tuple[str, ...] = ()
+
+
+def save_copy(directory: Path, file: Path, clock: Clock, *, for_sharing: bool = False) -> SavedCopy:
+    """Copy a data directory into a new file, whether its server runs or not.
+
+    A copy `for_sharing` has a secret of its own, no key of anybody, and callers by new names.
+    Raises ConveyorError where there is no data, the file is there already, or either cannot be
+    used.
+    """
+    if not (directory / DATABASE).is_file():
+        raise _refused(f"there is no data in {directory}")
+    if file.exists():
+        raise _refused(f"{file} is there already, and a copy is never written over")
+    name = clock.token(8).hex()
+    stage = directory / BLOBS / "tmp" / f"copy-{name}"
+    part = file.with_name(f"{file.name}.{name}.part")
+    try:
+        stage.mkdir(mode=0o700, parents=True)
+        saved = _write_copy(directory, stage, part, clock, for_sharing=for_sharing)
+        part.rename(file)
+    except FileNotFoundError as error:
+        gone = stage.exists() and f"{error.filename}: {(error.strerror or '').lower()}"
+        raise _refused(gone or "the server was started meanwhile: make the copy again") from None
+    except sqlite3.Error as error:
+        raise _refused(f"{directory / DATABASE} cannot be copied: {error}") from None
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        part.unlink(missing_ok=True)
+    return saved
+
+
+def _write_copy(
+    directory: Path, stage: Path, part: Path, clock: Clock, *, for_sharing: bool
+) -> SavedCopy:
+    copied = stage / DATABASE
+    with (
+        _pinned(directory, stage / BLOBS) as reader,
+        contextlib.closing(_connect(copied, mode="rwc")) as target,
+    ):
+        # The snapshot of its transaction, whatever is written meanwhile.
+        reader.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE").fetchone()
+    secret = _secret_of(directory)
+    keys: tuple[str, ...] = ()
+    if for_sharing:
+        secret = clock.token(SECRET_BYTES)
+        keys = _share(copied, secret)
+    about = AboutCopy(FORM, __version__, len(STEPS), for_sharing)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as stream:
+        with tarfile.open(fileobj=stream, mode="w|", bufsize=_PIECE) as tar:
+            at = clock.now() // 1_000
+            _add(tar, ABOUT, BytesIO(msgspec.json.encode(about)), at)
+            if secret is not None:
+                _add(tar, SECRET, BytesIO(f"{secret.hex()}\n".encode()), at)
+            for name in (_CLOCK,) if for_sharing else (_CLOCK, _CALLBACKS):
+                with contextlib.suppress(FileNotFoundError), open(directory / name, "rb") as kept:
+                    _add(tar, name, kept, at)
+            for key in _keys(stage / BLOBS):
+                if for_sharing and key.startswith(_INPUTS):
+                    continue
+                with open(stage / BLOBS / key, "rb") as body:
+                    _add(tar, f"{BLOBS}/{key}", body, at)
+            # Last: a file without it was cut off.
+            with open(copied, "rb") as database:
+                _add(tar, DATABASE, database, at)
+        stream.flush()
+        os.fsync(descriptor)
+        size = os.fstat(descriptor).st_size
+    return SavedCopy(size, secret is not None, keys)
+
+
+@contextlib.contextmanager
+def _pinned(directory: Path, linked: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection whose transaction sees one instant, with the bodies of that instant linked
+    aside."""
+    with (
+        contextlib.closing(_connect(directory / DATABASE)) as writer,
+        contextlib.closing(_connect(directory / DATABASE)) as reader,
+    ):
+        check_version(reader, may_be_new=False)
+        seen: set[str] = set()
+        _link(directory / BLOBS, linked, seen)
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            _link(directory / BLOBS, linked, seen)
+        finally:
+            writer.execute("ROLLBACK")
+        yield reader
+        reader.execute("ROLLBACK")
+
+
+def _connect(path: Path, *, mode: str = "rw") -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=_WAIT
+    )
+
+
+def _link(root: Path, linked: Path, seen: set[str]) -> None:
+    """Link every body that is not linked yet."""
+    linked.mkdir(mode=0o700, exist_ok=True)
+    for key in _keys(root):
+        if key in seen:
+            continue
+        target = linked / key
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Removed since it was listed: the database does not name it any more.
+        with contextlib.suppress(FileNotFoundError):
+            _link_one(root / key, target)
+            seen.add(key)
+
+
+def _link_one(body: Path, target: Path) -> None:
+    try:
+        os.link(body, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        shutil.copyfile(body, target)
+
+
+def _keys(root: Path) -> Iterator[str]:
+    """List the bodies below a directory, but what is not whole yet."""
+    start = len(str(root)) + 1
+    for folder, folders, names in os.walk(root):
+        if len(folder) < start:
+            folders[:] = [name for name in folders if name != "tmp"]
+        folders.sort()
+        for name in sorted(names):
+            yield f"{folder}/{name}"[start:]
+
+
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], at: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = content.seek(0, os.SEEK_END)
+    content.seek(0)
+    entry.mode, entry.mtime = 0o600, at
+    tar.addfile(entry, content)
+
+
+def _secret_of(directory: Path) -> bytes | None:
+    """Read the secret of a directory; None where it is given by the environment."""
+    try:
+        return bytes.fromhex((directory / SECRET).read_text("ascii").strip())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise _refused(f"the secret in {directory} is damaged") from None
+
+
+def _share(database: Path, secret: bytes) -> tuple[str, ...]:
+    """Take out of a database what is nobody else's business; return the new names of its callers,
+    which are API keys under the secret."""
+    with contextlib.closing(_connect(database)) as connection:
+        migrate(connection)
+        connection.execute("PRAGMA secure_delete = ON").fetchone()
+        callers = connection.execute(
+            "SELECT caller FROM jobs GROUP BY caller ORDER BY min(job_id)"
+        ).fetchall()
+        naming = derive_key(secret, "callers")
+        keys = tuple(f"caller-{number}" for number in range(1, len(callers) + 1))
+        connection.execute("BEGIN")
+        for (caller,), key in zip(callers, keys, strict=True):
+            _rename(connection, caller, caller_id(naming, key))
+        connection.execute("UPDATE jobs SET sealed_key = x'', callback = NULL")
+        connection.execute("DELETE FROM notices WHERE callback IS NOT NULL")
+        for table in ("signing_keys", "idempotency_keys", "root_secrets", "job_inputs"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute(
+            "INSERT INTO root_secrets (fingerprint) VALUES (?)", (fingerprint(secret),)
+        )
+        connection.execute("COMMIT")
+        connection.execute("VACUUM")
+    return keys
+
+
+def _rename(connection: sqlite3.Connection, before: str, after: str) -> None:
+    for table in ("jobs", "runs", "deliveries"):
+        connection.execute(f"UPDATE {table} SET caller = ? WHERE caller = ?", (after, before))
+    connection.execute(
+        "UPDATE deliveries SET record = replace(record, ?, ?) WHERE caller = ?",
+        (before, after, after),
+    )
+
+
+def check_empty(directory: Path) -> None:
+    """Raise ConveyorError(conflict) for a directory with anything in it; it may be missing."""
+    if directory.is_symlink() or (directory.is_dir() and os.listdir(directory)):
+        raise _refused(f"{directory} is not empty: only an empty directory is filled")
+
+
+def load_copy(file: Path, directory: Path) -> AboutCopy:
+    """Fill an empty or missing directory from a copy; the next start brings it to the present
+    schema.
+
+    Raises ConveyorError, and leaves nothing behind, where the directory has anything in it, or the
+    file is no whole copy or of a newer version.
+    """
+    was_there = directory.is_dir()
+    check_empty(directory)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with _locked(directory), open(file, "rb") as stream:
+            directory.chmod(0o700)
+            with tarfile.open(fileobj=stream, mode="r|*", bufsize=_PIECE) as tar:
+                about = _unpack(tar, directory, file)
+        with contextlib.closing(_connect(directory / DATABASE)) as connection:
+            check_version(connection, may_be_new=False)
+    except (tarfile.TarError, EOFError, zlib.error, sqlite3.Error):
+        _empty(directory, was_there=was_there)
+        raise _refused(f"{file} is cut off or damaged, or no copy of Conveyor's data") from None
+    except BaseException:
+        _empty(directory, was_there=was_there)
+        raise
+    return about
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep servers out of a directory that is being filled."""
+    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise _refused(f"{directory} is in use by another conveyor-dev") from None
+    finally:
+        os.close(descriptor)
+
+
+def _empty(directory: Path, *, was_there: bool) -> None:
+    for name in (*_FILES, _LOCK):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / BLOBS, ignore_errors=True)
+    if not was_there:
+        directory.rmdir()
+
+
+def _unpack(tar: tarfile.TarFile, directory: Path, file: Path) -> AboutCopy:
+    entries = iter(tar)
+    about = _about(tar, next(entries, None), file)
+    (directory / BLOBS).mkdir(mode=0o700)
+    last = ""
+    for entry in entries:
+        content = tar.extractfile(entry)
+        if content is None or not _is_ours(entry.name):
+            raise tarfile.ReadError("a file that no copy has")
+        path = directory / entry.name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as target:
+            shutil.copyfileobj(content, target, _PIECE)
+            if target.tell() != entry.size:
+                raise tarfile.ReadError("cut off")
+        last = entry.name
+    if last != DATABASE:
+        raise tarfile.ReadError("cut off")
+    return about
+
+
+def _about(tar: tarfile.TarFile, first: tarfile.TarInfo | None, file: Path) -> AboutCopy:
+    content = None if first is None or first.name != ABOUT else tar.extractfile(first)
+    if content is None:
+        raise tarfile.ReadError("no copy")
+    try:
+        about = msgspec.json.decode(content.read(_PIECE), type=AboutCopy)
+    except msgspec.DecodeError:
+        raise tarfile.ReadError("no copy") from None
+    if about.form > FORM or about.schema > len(STEPS):
+        text = f"{file} was made by a newer Conveyor ({quoted(about.version)}): load it with that"
+        raise _refused(text)
+    return about
+
+
+def _is_ours(name: str) -> bool:
+    folder, _, key = name.partition("/")
+    if not key:
+        return name in _FILES
+    try:
+        return folder == BLOBS and bool(checked_key(key))
+    except ValueError:
+        return False
+
+
+def _refused(text: str) -> ConveyorError:
+    return ConveyorError(ErrorCode.CONFLICT, text)

@@ -1,0 +1,241 @@
+"""`conveyor-dev data`: copies of a running server, whole whatever it does, and what they hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conveyor.clock import SystemClock
+from conveyor.dev.copies import load_copy, save_copy
+from conveyor.dev.segments import read_packed
+from conveyor.domain.errors import ConveyorError
+from conveyor.records.packed_bodies import packed_body
+from conveyor.testing.server import ConveyorServer, conveyor_server
+from tests.acceptance.support_wire import eventually
+from tests.disk import files_below
+from tests.patient import SECONDS
+
+CLOCK = SystemClock()
+
+
+@contextmanager
+def _api(server: ConveyorServer, key: str = "") -> Iterator[httpx.Client]:
+    headers = {"X-API-Key": key or server.api_key}
+    with httpx.Client(base_url=server.base_url, headers=headers, timeout=SECONDS) as client:
+        yield client
+
+
+def _submit(api: httpx.Client, *urls: str, **fields: object) -> str:
+    answer = api.post("/jobs", json={"tasks": [{"url": url} for url in urls], **fields})
+    assert answer.status_code in (201, 202), answer.text
+    job_id: str = answer.json()["job_id"]
+    return job_id
+
+
+def _check_whole(directory: Path) -> int:
+    """Count the successful rows of a copy; each has its body. A server starts over it."""
+    with closing(sqlite3.connect(directory / "conveyor.db")) as connection:
+        rows = connection.execute(
+            "SELECT result FROM tasks LEFT JOIN histories USING (task_key) WHERE state = 1"
+        ).fetchall()
+    for (result,) in rows:
+        body = json.loads(result)
+        place = packed_body(body["blob_key"])
+        if place is None:
+            assert (directory / "blobs" / body["blob_key"]).stat().st_size == body["size"]
+        else:
+            assert read_packed(str(directory / "blobs"), place) is not None
+    with conveyor_server(directory) as server, _api(server) as api:
+        assert api.get("/jobs").status_code == 200
+    return len(rows)
+
+
+def _counted(database: Path) -> list[tuple[int, ...]]:
+    """The counters of each run, and what its rows say."""
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(
+            "SELECT total, successful, failed, (SELECT count(*) FROM tasks WHERE task_key >> 35 "
+            ">= run_no AND task_key >> 35 < run_no + shard_count), (SELECT count(*) FROM tasks "
+            "WHERE state = 1 AND task_key >> 35 >= run_no AND task_key >> 35 < run_no + "
+            "shard_count), (SELECT count(*) FROM tasks WHERE state = 2 AND task_key >> 35 >= "
+            "run_no AND task_key >> 35 < run_no + shard_count) FROM runs WHERE NOT ingesting "
+            "AND status <> 'deleted'"
+        ).fetchall()
+
+
+def _save(directory: Path, file: Path) -> None:
+    """Save a copy by a process of its own."""
+    program = "from conveyor.cli import dev_main; dev_main()"
+    words = ("data", "save", str(file), "--data-dir", str(directory))
+    subprocess.run(
+        [sys.executable, "-c", program, *words], check=True, timeout=SECONDS, stdout=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(20, marks=[pytest.mark.slow, pytest.mark.extended]),
+    ],
+)
+def test_copies_under_load_are_whole(tmp_path: Path, copies: int) -> None:
+    with conveyor_server(tmp_path / "data") as server:
+        done = threading.Event()
+
+        def use(number: int) -> None:
+            """Submit and remove, so that the store is busy and stays small."""
+            with _api(server) as api:
+                pages = [server.url(f"{number}/{page}", flaky=page % 2) for page in range(40)]
+                pages += [server.url("large", size=300_000), server.url("gone", status=404)]
+                made: list[str] = []
+                while not done.is_set():
+                    made.append(_submit(api, *pages))
+                    if len(made) > 10:
+                        api.delete(f"/jobs/{made.pop(number)}")
+
+        users = [threading.Thread(target=use, args=(number,)) for number in range(2)]
+        for user in users:
+            user.start()
+        try:
+            for number in range(copies):
+                calls = server.hits.total + 100
+                eventually(lambda calls=calls: server.hits.total > calls or None, "100 calls")
+                _save(tmp_path / "data", tmp_path / f"{number}.tar")
+        finally:
+            done.set()
+            for user in users:
+                user.join()
+    found = 0
+    for number in range(copies):
+        into = tmp_path / f"copy{number}"
+        load_copy(tmp_path / f"{number}.tar", into)
+        for total, successful, failed, *rows in _counted(into / "conveyor.db"):
+            assert [total, successful, failed] == rows
+        found += _check_whole(into)
+        shutil.rmtree(into)
+    assert found
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a server that has ended, with a job of each of two callers."""
+    directory = tmp_path_factory.mktemp("data")
+    with conveyor_server(directory) as server:
+        for key in (server.api_key, "another-key"):
+            with _api(server, key) as api:
+                api.post("/webhooks/signing-keys")
+                webhook = {"url": f"{server.inbox}/ends"}
+                _submit(api, server.url("page", size=400), server.url("gone", status=404))
+                _submit(api, server.url("more", size=300_000), webhook=webhook)
+        server.drain()
+    return directory
+
+
+def test_a_copy_is_for_its_owner_alone_and_has_all_that_a_server_needs(
+    filled: Path, tmp_path: Path
+) -> None:
+    file, into = tmp_path / "copy.tar", tmp_path / "into"
+    saved = save_copy(filled, file, CLOCK)
+    assert saved.has_secret
+    assert saved.size == file.stat().st_size
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    load_copy(file, into)
+    assert stat.S_IMODE(into.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files_below(into)} == {0o600}
+    assert (into / "secret").read_bytes() == (filled / "secret").read_bytes()
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
+    assert not list((filled / "blobs" / "tmp").iterdir())
+    assert _check_whole(into) == 4
+    for refused in (lambda: save_copy(filled, file, CLOCK), lambda: load_copy(file, into)):
+        before = sorted(map(str, files_below(into)))
+        with pytest.raises(ConveyorError, match="already|not empty"):
+            refused()
+        assert sorted(map(str, files_below(into))) == before
+
+
+def test_a_copy_for_sharing_has_no_key_and_no_caller_of_before(
+    filled: Path, tmp_path: Path
+) -> None:
+    file, into = tmp_path / "copy.tar", tmp_path / "into"
+    saved = save_copy(filled, file, CLOCK, for_sharing=True)
+    assert saved.keys == ("caller-1", "caller-2")
+    load_copy(file, into)
+    with closing(sqlite3.connect(filled / "conveyor.db")) as connection:
+        private = [
+            value if isinstance(value, bytes) else value.encode()
+            for sql in (
+                "SELECT caller FROM jobs",
+                "SELECT sealed_key FROM jobs",
+                "SELECT sealed FROM signing_keys",
+                "SELECT fingerprint FROM root_secrets",
+            )
+            for (value,) in connection.execute(sql)
+        ]
+    assert len(private) >= 9
+    private += [(filled / "secret").read_bytes().strip(), b"another-key", b"test-key"]
+    content = b"".join(path.read_bytes() for path in files_below(into))
+    assert [value for value in private if value in content] == []
+    with conveyor_server(into) as server:
+        for key in saved.keys:
+            with _api(server, key) as api:
+                jobs = api.get("/jobs").json()["jobs"]
+                assert len(jobs) == 2
+                [row] = api.get(f"/jobs/{jobs[0]['job_id']}/results").json()["results"]
+                body = api.get(row["result_url"].replace(server.base_url, ""))
+                assert (body.status_code, len(body.content)) == (200, 300_000)
+                again = api.post(f"/jobs/{jobs[1]['job_id']}/rerun", json={})
+                assert again.status_code < 500, again.text
+        with _api(server) as api:
+            assert api.get("/jobs").json()["jobs"] == []
+
+
+def test_a_copy_of_an_older_version_is_brought_on_at_the_start(
+    filled: Path, tmp_path: Path
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(filled, older)
+    with closing(sqlite3.connect(older / "conveyor.db", isolation_level=None)) as connection:
+        connection.execute("DROP INDEX ended_runs_by_change")
+        connection.execute("DROP INDEX ended_runs_of_caller_by_change")
+        connection.execute("PRAGMA user_version = 9")
+    save_copy(older, tmp_path / "older.tar", CLOCK)
+    load_copy(tmp_path / "older.tar", tmp_path / "into")
+    assert _check_whole(tmp_path / "into") == 4
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9, 0.999])
+def test_a_copy_that_is_cut_fills_nothing(filled: Path, tmp_path: Path, share: float) -> None:
+    file = tmp_path / "copy.tar"
+    saved = save_copy(filled, file, CLOCK)
+    # The last blocks of a tar are empty.
+    os.truncate(file, int((saved.size - 20_480) * share))
+    with pytest.raises(ConveyorError, match="cut off or damaged"):
+        load_copy(file, tmp_path / "into")
+    assert not (tmp_path / "into").exists()
+
+
+@pytest.mark.parametrize("name", ["../secret", "blobs/../../x", "lock", "blobs/tmp/x", "/etc/x"])
+def test_a_file_that_no_copy_has_is_not_unpacked(filled: Path, tmp_path: Path, name: str) -> None:
+    save_copy(filled, tmp_path / "copy.tar", CLOCK)
+    with tarfile.open(tmp_path / "copy.tar") as given, tarfile.open(tmp_path / "b.tar", "w") as bad:
+        for entry in given:
+            if entry.name == "secret":
+                entry.name = name
+            bad.addfile(entry, given.extractfile(entry))
+    with pytest.raises(ConveyorError, match="no copy"):
+        load_copy(tmp_path / "b.tar", tmp_path / "into")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "copy.tar"]
