@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -37,7 +38,7 @@ from conveyor.clock import ManualClock
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
-from conveyor.gateway.counted import CountedGateway, CountedWebhooks
+from conveyor.gateway.counted import CountedGateway, CountedWebhooks, FailingGateway
 from conveyor.gateway.fake import FakeGateway
 from conveyor.gateway.ruled import RuledGateway
 from conveyor.http.app import AppOptions, create_app
@@ -69,7 +70,8 @@ class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
     run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
     call once it is to stop, `aclose` to call at the end, and `farewell` to call then, for what
-    there is to say."""
+    there is to say. `pause` holds its worker back, `fail_next` lets calls of its gateway fail, and
+    `empty` removes its data."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -79,6 +81,9 @@ class Runtime:
     readiness: Readiness
     inbox: str
     moved: MovedServer | None
+    pause: FleetPause
+    fail_next: Callable[[int], int]
+    empty: Callable[[], Awaitable[None]]
     hurry: Callable[[], None]
     farewell: Callable[[], Sequence[str]]
     aclose: Callable[[], Awaitable[None]]
@@ -103,14 +108,19 @@ async def open_dev(
     session_options(settings)  # unusable ones are told before anything is opened
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)
-    recorded = await _recorded(settings, clock, moved, recording, gateway, binding)
+    make = partial(_gateway, settings, clock, moved, own_port=urlsplit(origin).port or 0)
+    recorded = await _recorded(
+        clock, moved, recording, make if gateway is None else lambda: gateway, binding
+    )
     scraper = recorded.gateway
     telemetry, (_, older), inbox = Telemetry(), root_secrets(settings), _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
-    outside = Outside(scraper, webhooks, options.public_origin)
+    failing, pause = FailingGateway(scraper), FleetPause()
+    outside = Outside(failing, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, tracer=tracer)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause)
+    worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, options=loop)
     service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
@@ -132,6 +142,9 @@ async def open_dev(
         readiness,
         inbox,
         moved,
+        pause,
+        failing.fail_next,
+        empty,
         hurry=binding.store.database.hurry,
         farewell=recorded.farewell,
         aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
@@ -190,27 +203,28 @@ def _inbox_url(origin: str) -> str:
     return f"{origin}{INBOX_PATH}" if is_loopback(urlsplit(origin).hostname or "") else ""
 
 
-def _gateway(settings: Settings, clock: Clock, moved: MovedServer | None) -> Gateway:
+def _gateway(
+    settings: Settings, clock: Clock, moved: MovedServer | None, *, own_port: int
+) -> Gateway:
     """Open the gateway of the settings. One with a network goes by the machine's clock, and is
     waited for."""
     if moved is None or settings.gateway == "fake":
-        return gateway_of(settings, clock)
-    return CountedGateway(gateway_of(settings, moved.machine), moved.work)
+        return gateway_of(settings, clock, own_port=own_port)
+    return CountedGateway(gateway_of(settings, moved.machine, own_port=own_port), moved.work)
 
 
 async def _recorded(
-    settings: Settings,
     clock: Clock,
     moved: MovedServer | None,
     choice: RecordingChoice,
-    given: Gateway | None,
+    make: Callable[[], Gateway],
     binding: DevBinding,
 ) -> RecordedGateway:
     """Open the gateway, behind a recording if one is chosen; close the binding if that fails."""
     try:
         return await open_recorded(
             choice,
-            lambda: given or _gateway(settings, clock, moved),
+            make,
             clock if moved is None else moved.machine,
             None if moved is None else moved.work,
         )
@@ -237,21 +251,24 @@ def _worker(
     moved: MovedServer | None,
     *,
     telemetry: Telemetry,
-    tracer: Tracer | None,
+    options: LoopOptions,
 ) -> RelievedWorker:
+    """Make the worker, and each that relieves it. A pause stays over a relief."""
+    if moved is not None:
+        looks, work = moved.clock.looks, moved.clock.work
+        options = replace(options, looks=looks, machine=moved.machine, work=work)
+
     def make() -> Worker:
-        options = replace(LOOP, tracer=tracer or NO_TRACER, pause=FleetPause())
-        if moved is not None:
-            looks, work = moved.clock.looks, moved.clock.work
-            options = replace(options, looks=looks, machine=moved.machine, work=work)
+        # Nobody is left of the worker before this one.
+        options.pause.forget_listeners()
         return build_worker(
             binding.ports, outside, settings, clock, telemetry=telemetry, options=options
         )
 
-    worker = RelievedWorker(make)
+    relieved = RelievedWorker(make)
     if moved is not None:
-        moved.watch(binding, lambda: worker.present, settings)
-    return worker
+        moved.watch(binding, lambda: relieved.present, settings)
+    return relieved
 
 
 def _emptying(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,10 +88,11 @@ class Readiness:
         return self.yes
 
 
-def gateway_of(settings: Settings, clock: Clock) -> Gateway:
-    """Open the gateway that the settings name. Raises InvalidSetting for a URL that it cannot call,
+def gateway_of(settings: Settings, clock: Clock, *, own_port: int = 0) -> Gateway:
+    """Open the gateway that the settings name; it never connects to an `own_port` of loopback, 0
+    for none. Raises InvalidSetting for a URL that it cannot call,
     an engine that is not installed, and a file of authorities that cannot be used."""
-    options = _client_options(settings)
+    options = replace(_client_options(settings), own_port=own_port)
     try:
         return open_gateway(
             settings.gateway,

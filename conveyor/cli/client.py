@@ -14,7 +14,7 @@ from conveyor.cli.commands import job_options, report_error, run_client, tasks_o
 from conveyor.cli.completion import complete, completion, suggest_jobs
 from conveyor.cli.run import run
 from conveyor.cli.schedules import schedule, schedule_of, schedule_options
-from conveyor.cli.server import api, conveyor_dev, run_role, worker
+from conveyor.cli.server import api, conveyor_dev, doctor, run_role, worker
 from conveyor.cli.simulate import simulate
 from conveyor.cli.webhooks import keys, listen, webhook, webhook_of
 from conveyor.client.options import (
@@ -398,6 +398,9 @@ def _confirmed(jobs: tuple[str, ...], common: dict[str, Any]) -> list[str]:
     return [job.job_id for job in found]
 
 
-for command in (keys, webhook, listen, schedule, run, simulate, api, worker, admin, completion):
+for command in (
+    *(keys, webhook, listen, schedule, run, simulate),
+    *(doctor, api, worker, admin, completion),
+):
     conveyor.add_command(command)
 conveyor.add_command(conveyor_dev, "dev")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from conveyor import __version__
-from conveyor.cli.commands import errors_as_one_line
+from conveyor.cli.commands import errors_as_one_line, report_error, target_of, unfit
 from conveyor.cli.copies import data
-from conveyor.client.options import Directory, gateway_options, stacked
+from conveyor.client.options import Directory, gateway_options, server_options, stacked
+from conveyor.client.options import json_option as json_lines_option
 
 if TYPE_CHECKING:
     from conveyor.bootstrap.recording import RecordingChoice
+    from conveyor.client.doctor import Diagnosis
     from conveyor.roles.banner import BannerPrinter
-    from conveyor.roles.dev import ClockChoice
+    from conveyor.roles.dev import ClockChoice, ServerChoices, ServerInfo
     from conveyor.roles.production import RoleInfo
     from conveyor.settings import Settings
 
@@ -110,6 +113,50 @@ recording_options = stacked(
         help="Fail a call that --replay has no answer for, make it, or make and add it [fail].",
     ),
 )
+address_options = stacked(
+    click.option("--host", help="Address to listen on [127.0.0.1]."),
+    click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000]."),
+    click.option(
+        "--data-dir", type=Directory(), metavar="DIR", help="Directory of all data [.conveyor]."
+    ),
+)
+
+
+@click.command()
+@address_options
+@json_lines_option
+@server_options
+def doctor(as_json: bool, server: str | None, api_key: str | None, **flags: Any) -> int:
+    """Say what would keep conveyor-dev from starting: settings, Python, port, directory, disk,
+    records and clock.
+
+    A server that CONVEYOR_URL names is asked too; with --server, it alone. Prints one line for
+    each, ok or the fault; exits with 1 after any fault.
+    """
+    import anyio
+
+    from conveyor.client.doctor import doctor as examine
+    from conveyor.settings import client_environment
+
+    target = target_of(server, api_key)
+    start = iter(()) if server else _examined_start(flags)
+    asked = target if server or client_environment().names_server else None
+    with report_error(as_json=as_json) as terminal:
+        return anyio.run(examine, asked, terminal, start)
+
+
+def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
+    from conveyor.client.doctor import Diagnosis, examine_start
+    from conveyor.clock import SystemClock
+    from conveyor.roles.serving import bound
+    from conveyor.settings import InvalidSetting, from_environment
+
+    try:
+        settings = from_environment(**flags)
+    except InvalidSetting as error:
+        yield Diagnosis("settings", unfit(error, flags).message)
+        return
+    yield from examine_start(settings, SystemClock(), bound)
 
 
 @click.group(
@@ -117,11 +164,7 @@ recording_options = stacked(
     invoke_without_command=True,
     no_args_is_help=False,
 )
-@click.option("--host", help="Address to listen on [127.0.0.1].")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0 picks a free one [9000].")
-@click.option(
-    "--data-dir", type=Directory(), metavar="DIR", help="Directory of all data [.conveyor]."
-)
+@address_options
 @gateway_options
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", type=click.Choice(["text", "json"]))
@@ -138,19 +181,25 @@ recording_options = stacked(
 @click.option(
     "--demo", is_flag=True, help="Run a job over a small flaky site, with a kill in its middle."
 )
+@click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
+@click.option(
+    "--requests",
+    "shows_requests",
+    is_flag=True,
+    help="Log a line for each request and each task, whatever the log level.",
+)
 @click.version_option(__version__, prog_name="conveyor-dev")
 def conveyor_dev(
     quiet: bool,
     as_json: bool,
     demo: bool,
     seed: str | None,
-    clock_mode: str,
-    clock_start: str,
     **flags: Any,
 ) -> int:
     """Run a Conveyor server on this machine: the API and the worker in one process.
 
-    Every setting can also be given as an environment variable CONVEYOR_…
+    On a terminal it takes keys: ? lists them. Every setting can also be given as an environment
+    variable CONVEYOR_…
     """
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
@@ -161,34 +210,67 @@ def conveyor_dev(
     banner = BannerPrinter(quiet=quiet, as_json=as_json)
     if quiet or demo:
         flags["log_level"] = flags["log_level"] or "error"
-    rules = flags.pop("rules")
-    recorded = {name: flags.pop(name) or "" for name in ("record", "replay", "missing")}
+    opens = flags.pop("opens")
+    names = ("clock_mode", "clock_start", "record", "replay", "missing", "rules", "shows_requests")
+    chosen = {name: flags.pop(name) or "" for name in names}
     with errors_as_one_line(flags):
         if demo:
-            if any(recorded.values()) or rules or seed:
-                raise click.UsageError(
-                    "--demo takes no --record, --replay, --missing, --rules or --seed"
-                )
-            if clock_mode != "system" or clock_start:
-                raise click.UsageError("--demo runs on the system's clock")
+            if seed or opens or {*chosen.values()} - {"", "system"}:
+                flag = "--clock, --record, --replay, --rules, --seed, --open and --requests"
+                raise click.UsageError(f"--demo takes no {flag}")
             return _demo(flags, banner)
         settings = from_environment(**flags)
-        from conveyor.roles.dev import ClockChoice, run
+        if opens and not settings.dashboard:
+            raise click.UsageError("--open needs the dashboard: CONVEYOR_DASHBOARD is off")
+        return _serve(settings, banner, _choices(settings, seed, **chosen), opens=opens)
 
-        if rules and settings.gateway != "fake" and not any(recorded.values()):
-            raise click.UsageError("--rules is for --gateway fake, --record and --replay")
-        choice = ClockChoice(clock_mode, clock_start)
-        if seed:
-            choice = _plant(seed, settings, choice)
-        return run(
-            settings,
-            on_ready=lambda info: banner.ready(info, settings),
-            on_stopping=banner.stopping,
-            clock=choice,
-            recording=_recording_choice(**recorded),
-            on_ended=banner.say,
-            rules=rules,
-        )
+
+def _choices(
+    settings: Settings,
+    seed: str | None,
+    *,
+    clock_mode: str,
+    clock_start: str,
+    rules: str,
+    shows_requests: bool | str,
+    **recorded: str,
+) -> ServerChoices:
+    """Read what a server has beside its settings, and fill its data directory with a seed."""
+    from conveyor.roles.dev import ClockChoice, ServerChoices
+
+    if rules and settings.gateway != "fake" and not any(recorded.values()):
+        raise click.UsageError("--rules is for --gateway fake, --record and --replay")
+    recording = _recording_choice(**recorded)
+    clock = ClockChoice(clock_mode, clock_start)
+    if seed:
+        clock = _plant(seed, settings, clock)
+    return ServerChoices(clock, recording, rules, bool(shows_requests))
+
+
+def _serve(
+    settings: Settings, banner: BannerPrinter, choices: ServerChoices, *, opens: bool
+) -> int:
+    from conveyor.roles.dev import run
+    from conveyor.roles.keys import Keyboard, on_terminal, open_browser
+
+    has_keys = banner.stream is not None and not banner.as_json and on_terminal()
+
+    def ready(info: ServerInfo) -> None:
+        banner.ready(info, settings)
+        banner.try_out(info, has_keys=has_keys)
+        if opens:
+            import threading
+
+            threading.Thread(target=open_browser, args=(info.pages,), daemon=True).start()
+
+    return run(
+        settings,
+        choices,
+        on_ready=ready,
+        on_stopping=banner.stopping,
+        on_ended=banner.say,
+        keyboard=Keyboard(banner.say) if has_keys else None,
+    )
 
 
 def _plant(seed: str, settings: Settings, clock: ClockChoice) -> ClockChoice:
@@ -207,11 +289,13 @@ def _plant(seed: str, settings: Settings, clock: ClockChoice) -> ClockChoice:
 
 def _left_to_command(context: click.Context) -> int:
     """Leave all to a command. Raises UsageError for a flag before its name."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in context.params:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             command = context.invoked_subcommand
-            flag = f"--{name.removeprefix('as_').replace('_', '-')}"
-            raise click.UsageError(f"{flag} is for a server: flags of {command} come behind it")
+            raise click.UsageError(
+                f"{flags[name]} is for a server: flags of {command} come behind it"
+            )
     return 0
 
 

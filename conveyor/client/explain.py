@@ -182,6 +182,7 @@ _HELP: dict[str, Help] = {
 """By reason; the others end by themselves."""
 
 _DEVELOPMENT_HELP: dict[str, tuple[str, str]] = {
+    RunWaitReason.PAUSED: ("Press p in the terminal of its server", ""),
     RunWaitReason.NO_WORKER: ("Look why its server fell silent, or start it again", "conveyor-dev"),
     RunWaitReason.BODIES_NOT_KEPT: ("Free room on the disk of its data directory", ""),
     RunWaitReason.SLOTS: ("It gets more slots with", "conveyor-dev --workers N"),

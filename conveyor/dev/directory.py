@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import re
+import shutil
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +46,10 @@ _OURS = re.compile(
     r"lock|secret(?:\.new)?|conveyor\.db(?:-wal|-shm|-journal)?|blobs|calls(?:\.new)?|clock(?:\.new)?|callbacks\.jsonl"
 )
 """Names of what belongs into a data directory."""
+
+LEAST_FREE = 100_000_000
+"""Bytes of a disk with less room than a server needs to begin to work."""
+_PROBE = bytes(65_536)
 
 _log = logging.getLogger("conveyor.dev")
 
@@ -118,6 +125,82 @@ class DataDirectory:
         return f"DataDirectory({str(self.path)!r})"
 
 
+def directory_problem(path: Path) -> str | None:
+    """Say what would keep a server from using a data directory; None if nothing would. Changes
+    nothing there."""
+    place = _existing(path)
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    refused = _write_probe(place)
+    if refused is not None and not _is_full(refused):
+        return f"cannot write to {place}: {_reason(refused)}"
+    if place != path:
+        return None
+    try:
+        _look_at_lock(path)
+        secret = path / "secret"
+        if secret.exists() and _HEX_SECRET.fullmatch(secret.read_text("ascii", "replace").strip()):
+            return None
+        return "its secret is damaged" if secret.exists() else None
+    except OSError as error:
+        return f"cannot read {path}: {_reason(error)}"
+    except ConveyorError as error:
+        return error.detail
+
+
+def disk_problem(path: Path) -> str | None:
+    """Say why the disk of a data directory has no room for a server; None if it has."""
+    place = _existing(path)
+    refused = _write_probe(place) if place.is_dir() else None
+    if refused is not None and _is_full(refused):
+        return f"the disk of {place} is full"
+    disk = shutil.disk_usage(place)
+    # What is no disk, such as /proc, has no size.
+    if disk.total and disk.free < LEAST_FREE:
+        return f"the disk of {place} has {disk.free / 1e6:.0f} MB left"
+    return None
+
+
+def _existing(path: Path) -> Path:
+    """Return the directory, or that above it in which it would be made."""
+    whole = path.absolute()
+    return next(place for place in (whole, *whole.parents) if os.path.lexists(place))
+
+
+def _write_probe(place: Path) -> OSError | None:
+    try:
+        with tempfile.TemporaryFile(dir=place) as probe:
+            probe.write(_PROBE)
+            probe.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _look_at_lock(path: Path) -> None:
+    """Raises ConveyorError(conflict) where another server has the directory."""
+    try:
+        descriptor = os.open(path / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path, descriptor) from None
+    finally:
+        os.close(descriptor)
+
+
+def _in_use(path: Path, lock: int) -> ConveyorError:
+    owner = os.pread(lock, 20, 0).decode("ascii", "replace")
+    by = f" (pid {owner})" if owner.isdigit() else ""
+    return ConveyorError(ErrorCode.CONFLICT, f"{path} is in use by another conveyor-dev{by}")
+
+
 def _shut(path: Path) -> None:
     """Take the right to enter from others: the directory holds keys and bodies. One that holds
     other files too is somebody's for another purpose, and is left as it is."""
@@ -145,12 +228,9 @@ def _lock(path: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
     except BlockingIOError:
-        owner = os.pread(descriptor, 20, 0).decode("ascii", "replace")
+        refusal = _in_use(path, descriptor)
         os.close(descriptor)
-        by = f" (pid {owner})" if owner.isdigit() else ""
-        raise ConveyorError(
-            ErrorCode.CONFLICT, f"{path} is in use by another conveyor-dev{by}"
-        ) from None
+        raise refusal from None
     except BaseException:
         os.close(descriptor)
         raise

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -82,6 +83,19 @@ class WebhookRules:
         if not self.inbox or not is_reserved or host in self.names:
             return None
         return f"{self.inbox}/{host}{target.path}"
+
+    def leads_home(self, target: Target, address: str) -> bool:
+        """Return whether events for a target would come to the server that sends them, other than
+        to its inbox."""
+        if not self.inbox:
+            return False
+        inbox = urlsplit(self.inbox)
+        try:
+            is_near = carried_address(address).is_loopback
+        except ValueError:
+            is_near = False
+        is_ours = is_near and target.port == inbox.port
+        return is_ours and not target.path.startswith(f"{inbox.path}/")
 
     def admits(self, host: str, address: str) -> bool:
         """Return whether an address of a host may be touched."""
@@ -182,7 +196,9 @@ class WebhookSender(Webhooks):
         addresses = [host] if is_address(host) else await self._look_up(host, target.port)
         if not addresses:
             raise TransportError(TransportTrouble.UNRESOLVED)
-        if not all(self._rules.admits(host, address) for address in addresses):
+        if any(self._rules.leads_home(target, address) for address in addresses) or not all(
+            self._rules.admits(host, address) for address in addresses
+        ):
             raise TransportError(TransportTrouble.REFUSED)
         return addresses
 

@@ -31,9 +31,9 @@ from conveyor.domain.signatures import (
     verify_each_scheme,
 )
 from conveyor.domain.text_rules import parse_duration, rfc3339
-from conveyor.http.middleware import INBOX_PATH, is_loopback
+from conveyor.http.middleware import INBOX_PATH
 from conveyor.http.request import ClientGone, read_small_body
-from conveyor.http.routes_dev import check_developer
+from conveyor.http.routes_dev import check_developer, check_local
 from conveyor.ports.clock import Clock
 from conveyor.ports.idle import POSTS, OpenWork
 
@@ -153,7 +153,7 @@ class Inbox:
         self._size = self._number = 0
 
     async def _names(self, request: Request) -> Response:
-        _check_peer(request)
+        check_local(request)
         counts: dict[str, int] = {}
         for kept, _ in self._kept:
             counts[kept.inbox] = counts.get(kept.inbox, 0) + 1
@@ -163,7 +163,7 @@ class Inbox:
     async def _one(self, request: Request) -> Response:
         if request.method not in ("GET", "HEAD", "DELETE"):
             return await self._receive(request)
-        _check_peer(request)
+        check_local(request)
         name = request.path_params["name"]
         if request.method == "DELETE":
             self._drop_all(name)
@@ -198,7 +198,7 @@ class Inbox:
         return first
 
     async def _receive(self, request: Request) -> Response:
-        _check_peer(request)
+        check_local(request)
         body = await _read(request)
         answer = self._take(request.path_params["name"])
         received_at = self._clock.now()
@@ -300,13 +300,6 @@ def _client_verifier() -> Callable[..., object] | None:
         return None
     verifier: Callable[..., object] | None = getattr(client, "verify_webhook_signature", None)
     return verifier
-
-
-def _check_peer(request: Request) -> None:
-    if request.client is None or not is_loopback(request.client.host):
-        raise ConveyorError(
-            ErrorCode.PERMISSION_DENIED, "the inbox answers programs of this machine alone"
-        )
 
 
 async def _read(request: Request) -> bytes:

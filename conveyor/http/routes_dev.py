@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
@@ -158,12 +159,13 @@ class Bench:
 def check_local(request: Request) -> None:
     """Let through what a program of this machine sent itself. Raises
     ConveyorError(permission_denied)."""
-    host = request.url.hostname or ""
+    hosts = request.headers.getlist("Host")
     forwarded = [
         name for name in request.headers if name == "forwarded" or name.startswith("x-forwarded-")
     ]
     peer = request.client
-    if peer is None or not is_loopback(peer.host) or not is_loopback(host) or forwarded:
+    is_named = len(hosts) == 1 and is_loopback(urlsplit(f"//{hosts[0]}").hostname or "")
+    if peer is None or not is_loopback(peer.host) or not is_named or forwarded:
         raise ConveyorError(
             ErrorCode.PERMISSION_DENIED,
             f"{DEV_PATH} answers programs of this machine alone, under a name of its loopback",

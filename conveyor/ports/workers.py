@@ -37,6 +37,10 @@ class FleetPause:
         """Call a function after each change."""
         self._on_change.append(tell)
 
+    def forget_listeners(self) -> None:
+        """Tell nobody of changes any more: those who listened have ended."""
+        self._on_change.clear()
+
 
 class Workers(Protocol):
     """Reports of workers, kept while they are fresh."""

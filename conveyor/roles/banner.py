@@ -24,6 +24,8 @@ _MOVES = {
     "auto": "; its clock moves to what is due while a client waits",
 }
 RESERVED = "example.com, .test …"
+_ENDINGS = ("com", "net", "org")
+_USUAL_API = "http://127.0.0.1:9000/v1"
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d{1,3}){3}")
 
 
@@ -48,6 +50,20 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
     if info.slots:
         lines.append(("slots", info.slots))
     return [f"{label:<9}{text}" for label, text in lines]
+
+
+def lines_to_try(info: ServerInfo) -> list[str]:
+    """Return two commands for a first job: one submits three pages, one follows it."""
+    fake = [f"http://fake.test/{name}" for name in "abc"]
+    pages = fake if info.gateway == "fake" else [f"https://example.{name}/" for name in _ENDINGS]
+    tasks = ",".join(f'{{"url":"{page}"}}' for page in pages)
+    body = shlex.quote(f'{{"tasks":[{tasks}]}}')
+    server = "" if info.api == _USUAL_API else f" --server {info.api}"
+    return [
+        f"try      curl -H 'X-API-Key: local' -H 'Content-Type: application/json' -d {body} "
+        f"{info.api}/jobs",
+        f"then     conveyor watch last{server}",
+    ]
 
 
 def path_line(scripts: str) -> str | None:
@@ -116,6 +132,15 @@ class BannerPrinter:
         else:
             for line in banner(info, settings):
                 self.say(line)
+
+    def try_out(self, info: ServerInfo, *, has_keys: bool) -> None:
+        """Print what to try first, and that keys are taken."""
+        if self.as_json or self._is_stopping:
+            return
+        for line in lines_to_try(info):
+            self.say(line)
+        if has_keys:
+            self.say("keys     ? lists them, q quits")
 
     def stopping(self) -> None:
         """Print that the server is stopping."""

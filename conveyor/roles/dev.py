@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,7 +23,8 @@ from conveyor.http.middleware import is_loopback
 from conveyor.http.routes_dev import TOKEN_BYTES
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
-from conveyor.roles.logs import start_logs
+from conveyor.roles.keys import Keyboard, Keys
+from conveyor.roles.logs import show_requests, start_logs
 from conveyor.roles.serving import (
     UVICORN_LOG,
     HttpServer,
@@ -88,26 +91,42 @@ class ClockChoice(msgspec.Struct, frozen=True):
 SYSTEM = ClockChoice()
 
 
+class ServerChoices(msgspec.Struct, frozen=True):
+    """What a development server has beside its settings. `rules` is the file of the rules of a fake
+    gateway, and of names that are redacted; empty without one. With `shows_requests` each request
+    and task is logged, whatever the log level."""
+
+    clock: ClockChoice = SYSTEM
+    recording: RecordingChoice = NO_RECORDING
+    rules: str = ""
+    shows_requests: bool = False
+
+
+USUAL_SERVER = ServerChoices()
+
+
 def run(
     settings: Settings,
+    choices: ServerChoices = USUAL_SERVER,
     *,
     on_ready: Callable[[ServerInfo], None],
     on_stopping: Callable[[], None] = lambda: None,
-    clock: ClockChoice = SYSTEM,
-    recording: RecordingChoice = NO_RECORDING,
     on_ended: Callable[[str], None] = lambda line: None,
-    rules: str = "",
+    keyboard: Keyboard | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code. Owns the process: its loop and its
-    umask. `on_ended` is called with each line that there is to say at the end. `rules` is the file
-    of the rules of a fake gateway, and of names that are redacted.
+    umask. `on_ended` is called with each line that there is to say at the end. With a keyboard it
+    is driven by keys too.
 
     Raises ConveyorError if the server cannot start.
     """
-    if clock.mode != "system" and not is_loopback(settings.host):
+    moves = choices.clock.mode != "system"
+    if moves and not is_loopback(settings.host):
         text = "--clock manual and auto are for an address of loopback: elsewhere nobody moves it"
         raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
     start_logs(settings)
+    if choices.shows_requests:
+        show_requests()
     fitting, slots = fit_to_files(settings)
     if slots:
         _log.warning("%s", slots)
@@ -115,32 +134,46 @@ def run(
     def ready(info: ServerInfo) -> None:
         on_ready(msgspec.structs.replace(info, slots=slots))
 
-    async def until(stop: anyio.Event) -> None:
-        made = clock.make()
-        ruled = RuledGateway(
-            made,
-            retry_after_cap=fitting.retry_after_cap,
-            keeps_hits=False,
-            directory=Path(rules).parent if rules else None,
-        )
-        file = RulesFile(Path(rules), ruled) if rules else None
-        names = recording.names if file is None else file.start().redact
-        async with anyio.create_task_group() as group:
-            if file is not None:
-                group.start_soon(file.watch, SystemClock())
-            await serve(
-                fitting,
-                on_ready=ready,
-                stop=stop,
-                gateway=ruled if fitting.gateway == "fake" else None,
-                clock=made,
-                recording=msgspec.structs.replace(recording, names=names),
-                on_ended=on_ended,
-            )
-            group.cancel_scope.cancel()
+    def stopping() -> None:
+        # A second signal ends the process at once.
+        if keyboard is not None:
+            keyboard.end()
+        on_stopping()
 
-    own_process(until, on_stopping=on_stopping, own_loop=clock.mode != "system")
+    async def until(stop: anyio.Event) -> None:
+        starts = partial(serve, fitting, on_ready=ready, stop=stop, keyboard=keyboard)
+        for line in await _serve_by_rules(starts, fitting, choices):
+            on_ended(line)
+
+    with nullcontext() if keyboard is None else keyboard.taken():
+        own_process(until, on_stopping=stopping, own_loop=moves)
     return 0
+
+
+async def _serve_by_rules(
+    starts: Callable[..., Awaitable[Sequence[str]]], settings: Settings, choices: ServerChoices
+) -> Sequence[str]:
+    """Serve with a gateway that follows rules where it is the fake one; read a file of rules again
+    whenever it changes."""
+    clock, rules = choices.clock.make(), choices.rules
+    ruled = RuledGateway(
+        clock,
+        retry_after_cap=settings.retry_after_cap,
+        keeps_hits=False,
+        directory=Path(rules).parent if rules else None,
+    )
+    file = RulesFile(Path(rules), ruled) if rules else None
+    names = choices.recording.names if file is None else file.start().redact
+    async with anyio.create_task_group() as group:
+        if file is not None:
+            group.start_soon(file.watch, SystemClock())
+        lines = await starts(
+            gateway=ruled if settings.gateway == "fake" else None,
+            clock=clock,
+            recording=msgspec.structs.replace(choices.recording, names=names),
+        )
+        group.cancel_scope.cancel()
+    return lines
 
 
 async def serve(
@@ -151,9 +184,10 @@ async def serve(
     gateway: Gateway | None = None,
     clock: Clock | None = None,
     recording: RecordingChoice = NO_RECORDING,
-    on_ended: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Bind, open the data directory, serve and work until `stop`; then end everything in order.
+    keyboard: Keyboard | None = None,
+) -> Sequence[str]:
+    """Bind, open the data directory, serve and work until `stop`; then end everything in order, and
+    return the lines that there are to say.
 
     A given gateway replaces the one of the settings; the caller closes it. The server runs on the
     system's clock unless it is given a ManualClock, which wants asyncio's own loop. Raises
@@ -184,15 +218,19 @@ async def serve(
                 dev_token=token,
                 recording=_recording_line(recording),
             )
-            await _serve(runtime, listener, stop, lambda: on_ready(info), settings.shutdown_grace)
+            keys = None
+            if keyboard is not None:
+                address = info.pages or f"{origin}/openapi.json"
+                keys = Keys(runtime, keyboard, SystemClock(), address=address)
+            announce = partial(on_ready, info)
+            await _serve(runtime, listener, stop, announce, settings.shutdown_grace, keys=keys)
         finally:
             with anyio.CancelScope(shield=True):
                 await runtime.aclose()
-            for line in runtime.farewell():
-                on_ended(line)
             # Requests cut off at the end have been reported by now; another server of this process
             # may still use this logger.
             UVICORN_LOG.setLevel(logging.NOTSET)
+        return runtime.farewell()
 
 
 def _gateway_name(settings: Settings, given: Gateway | None, recording: RecordingChoice) -> str:
@@ -216,6 +254,8 @@ async def _serve(
     stop: anyio.Event,
     announce: Callable[[], None],
     grace: float,
+    *,
+    keys: Keys | None,
 ) -> None:
     def started() -> None:
         runtime.readiness.yes = True
@@ -246,6 +286,8 @@ async def _serve(
             group.start_soon(end)
             if runtime.moved is not None:
                 ending.start_soon(runtime.moved.move_by_itself)
+            if keys is not None:
+                ending.start_soon(keys.serve)
             await server.serve(sockets=[listener])
             stop.set()
         ending.cancel_scope.cancel()

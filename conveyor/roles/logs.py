@@ -118,6 +118,12 @@ def configure_logs(*, level: str, form: str, descriptor: int = STANDARD_ERROR) -
     logging.getLogger("conveyor").setLevel(level.upper())
 
 
+def show_requests() -> None:
+    """Log a line for each request and each task that ends, whatever the level of the others."""
+    for name in ("conveyor.http", "conveyor.tasks"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
 def _text_formatter() -> TextFormatter:
     is_terminal = os.isatty(STANDARD_ERROR)
     return TextFormatter(for_terminal=is_terminal, coloured=is_terminal and colour_allowed())

@@ -92,6 +92,14 @@ class ClientEnvironment:
     server: str
     api_key: str
 
+    @property
+    def names_server(self) -> bool:
+        """True if it names a server, by its own address or another."""
+        return self.server != _USUAL_SERVER
+
+
+_USUAL_SERVER = f"http://{Settings().host}:{Settings().port}/v1"
+
 
 def client_environment() -> ClientEnvironment:
     """Read the server from CONVEYOR_URL, else ZENROWS_BATCH_BASE_URL, else the default address of
@@ -99,7 +107,7 @@ def client_environment() -> ClientEnvironment:
     key."""
     server = os.environ.get(CLIENT_VARIABLE) or os.environ.get("ZENROWS_BATCH_BASE_URL")
     return ClientEnvironment(
-        server=server or f"http://{Settings().host}:{Settings().port}/v1",
+        server=server or _USUAL_SERVER,
         api_key=os.environ.get("ZENROWS_API_KEY") or "local",
     )
 

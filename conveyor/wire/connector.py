@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from functools import partial
+from ipaddress import ip_address
 
 from aiohappyeyeballs import start_connection
 
@@ -41,6 +42,8 @@ class Connector:
         or REFUSED if the peer may not be touched."""
         proxy = self._options.proxy
         port = origin.port if proxy is None else proxy.origin.port
+        if port == self._options.own_port and any(map(_is_home, addresses)):
+            raise TransportError(TransportTrouble.REFUSED)
         infos = [(*_family(address), "", (address, port)) for address in _some(addresses)]
         try:
             async with asyncio.timeout(self._options.connect):
@@ -105,6 +108,13 @@ class Connector:
             if (meant := unreached(error)).trouble is TransportTrouble.EXHAUSTED:
                 raise meant from None
             raise TransportError(TransportTrouble.TLS) from None
+
+
+def _is_home(address: str) -> bool:
+    """Tell whether an address leads to this machine's loopback; the unspecified one does too."""
+    found = ip_address(address)
+    mapped = found.ipv4_mapped if found.version == 6 else None
+    return any(one.is_loopback or one.is_unspecified for one in (found, mapped) if one is not None)
 
 
 def _made(connection: HttpConnection, sock: socket.socket, making: asyncio.Task[object]) -> None:

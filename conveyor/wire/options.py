@@ -48,7 +48,8 @@ class ClientOptions:
     `alone`. `connect` bounds the making of a
     connection, `first_byte` the wait for the head of an answer. `ragged_end` accepts a body over
     TLS that ends with the connection, without close_notify. Connections go through `proxy`, if
-    there is one. A connection holds at most `held` bytes until they are taken.
+    there is one. A connection holds at most `held` bytes until they are taken. `own_port` of this
+    machine's loopback is never connected to; 0 for none.
     """
 
     authority: Path | None = None
@@ -58,6 +59,7 @@ class ClientOptions:
     ragged_end: bool = False
     proxy: Proxy | None = None
     held: int = MOST_HELD
+    own_port: int = 0
 
 
 USUAL = ClientOptions()

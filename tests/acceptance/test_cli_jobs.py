@@ -231,6 +231,7 @@ OTHERS = {
     "open",
     "schedule",
     "simulate",
+    "doctor",
     "api",
     "worker",
     "admin",

@@ -12,7 +12,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.routes_dev import duration
-from conveyor.roles.dev import ClockChoice, run
+from conveyor.roles.dev import ClockChoice, ServerChoices, run
 from conveyor.settings import load
 from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.patient import SECONDS
@@ -184,7 +184,7 @@ def test_a_clock_that_cannot_be_is_refused(choice: ClockChoice) -> None:
 def test_a_clock_that_nobody_could_move_is_refused(tmp_path: Path, mode: str) -> None:
     settings = load({}, data_dir=str(tmp_path), host="0.0.0.0", port=0)
     with pytest.raises(ConveyorError, match="loopback"):
-        run(settings, on_ready=lambda _: None, clock=ClockChoice(mode))
+        run(settings, ServerChoices(ClockChoice(mode)), on_ready=lambda _: None)
 
 
 def test_a_server_beyond_loopback_has_no_such_path(tmp_path: Path) -> None:

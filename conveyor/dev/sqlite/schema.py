@@ -16,6 +16,8 @@ touches a row of `claims` alone, and a history is written when an attempt has en
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 
@@ -488,6 +490,29 @@ def check_version(connection: sqlite3.Connection, *, may_be_new: bool = True) ->
             f"the data was written by a newer Conveyor: its schema is {version}, "
             f"this one knows {len(STEPS)}",
         )
+
+
+def open_unchanged(path: Path) -> sqlite3.Connection:
+    """Open a file only to read it. Without a log nothing is made beside it."""
+    log = path.with_name(f"{path.name}-wal")
+    # With mode=ro alone SQLite makes a log and its index, and leaves them.
+    how = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
+    return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True)
+
+
+def schema_problem(path: Path) -> str | None:
+    """Say why this version cannot use a file, if it is there; None if it can. Changes nothing."""
+    if not path.exists() or not path.stat().st_size:
+        return None
+    try:
+        with closing(open_unchanged(path)) as reader:
+            check_version(reader)
+            reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except ConveyorError as error:
+        return error.detail
+    except sqlite3.Error as error:
+        return f"conveyor.db cannot be read: {error}"
+    return None
 
 
 def without_records(state: str) -> ConveyorError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conveyor.dev.sqlite.database import Database
+from conveyor.dev.sqlite.schema import open_unchanged
 from conveyor.dev.sqlite.sweeping import ENDED_RUNS
 from conveyor.domain.ids import is_ulid, made_at
 from conveyor.ports.idle import Due
@@ -146,7 +147,7 @@ def newest_instant(path: Path) -> int:
     if not path.exists() or not path.stat().st_size:
         return -1
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as reader:
+        with closing(open_unchanged(path)) as reader:
             found = [reader.execute(sql).fetchone()[0] for sql in _WRITTEN]
             ids = [reader.execute(sql).fetchone()[0] for sql in _MADE]
     except sqlite3.Error:
