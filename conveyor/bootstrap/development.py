@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -108,15 +107,11 @@ async def open_dev(
     session_options(settings)  # unusable ones are told before anything is opened
     moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
     binding = await _open_binding(settings, clock, moved)
-    make = partial(_gateway, settings, clock, moved, own_port=urlsplit(origin).port or 0)
-    recorded = await _recorded(
-        clock, moved, recording, make if gateway is None else lambda: gateway, binding
-    )
-    scraper = recorded.gateway
+    recorded = await _recorded(settings, clock, moved, recording, gateway, binding, origin)
     telemetry, (_, older), inbox = Telemetry(), root_secrets(settings), _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
-    failing, pause = FailingGateway(scraper), FleetPause()
+    failing, pause = FailingGateway(recorded.gateway), FleetPause()
     outside = Outside(failing, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
     loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause)
@@ -125,14 +120,12 @@ async def open_dev(
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
-    faults = ApiFaults(dev_token)
-    empty = _emptying(binding, worker, receiver, gateway or scraper, faults)
-    app_options = replace(
-        _app_options(settings, clock, worker, tracer=tracer or NO_TRACER),
-        inbox=receiver,
-        bench=_bench(clock, dev_token, empty, gateway) if dev_token else None,
-        faults=faults if dev_token else None,
-    )
+    faults = ApiFaults(dev_token) if dev_token else None
+    empty = _emptying(binding, worker, receiver, gateway or recorded.gateway, faults)
+    bench = _bench(clock, dev_token, empty, gateway) if dev_token else None
+    app_options = _app_options(settings, clock, worker, tracer=tracer or NO_TRACER)
+    app_options = replace(app_options, inbox=receiver, bench=bench, faults=faults)
+    own = None if recorded.gateway is gateway else recorded.gateway
     return Runtime(
         _app(binding, service, telemetry, readiness, machine, app_options),
         protocol(machine, head_seconds=settings.head_timeout),
@@ -147,7 +140,7 @@ async def open_dev(
         empty,
         hurry=binding.store.database.hurry,
         farewell=recorded.farewell,
-        aclose=_closing(binding, scraper if scraper is not gateway else None, webhooks, tracer),
+        aclose=_closing(binding, own, webhooks, tracer),
     )
 
 
@@ -214,17 +207,20 @@ def _gateway(
 
 
 async def _recorded(
+    settings: Settings,
     clock: Clock,
     moved: MovedServer | None,
     choice: RecordingChoice,
-    make: Callable[[], Gateway],
+    given: Gateway | None,
     binding: DevBinding,
+    origin: str,
 ) -> RecordedGateway:
     """Open the gateway, behind a recording if one is chosen; close the binding if that fails."""
+    own_port = urlsplit(origin).port or 0
     try:
         return await open_recorded(
             choice,
-            make,
+            lambda: given or _gateway(settings, clock, moved, own_port=own_port),
             clock if moved is None else moved.machine,
             None if moved is None else moved.work,
         )
@@ -276,12 +272,13 @@ def _emptying(
     worker: RelievedWorker,
     inbox: Inbox | None,
     gateway: Gateway,
-    faults: ApiFaults,
+    faults: ApiFaults | None,
 ) -> Callable[[], Awaitable[None]]:
     """Return what removes all data of a server, and lets a new worker begin."""
 
     async def clear() -> None:
-        faults.clear()
+        if faults is not None:
+            faults.clear()
         await binding.clear()
         if inbox is not None:
             inbox.clear()

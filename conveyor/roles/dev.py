@@ -199,19 +199,14 @@ async def serve(
         clock = clock or SystemClock()
         token = SystemClock().token(TOKEN_BYTES).hex() if is_loopback(settings.host) else ""
         runtime = await open_dev(
-            settings,
-            clock,
-            origin=origin,
-            gateway=gateway,
-            dev_token=token,
-            recording=recording,
+            settings, clock, origin=origin, gateway=gateway, dev_token=token, recording=recording
         )
         try:
             info = ServerInfo(
-                api=f"{origin}/v1",
-                pid=os.getpid(),
-                data_dir=str(runtime.data_dir),
-                gateway=_gateway_name(settings, gateway, recording),
+                f"{origin}/v1",
+                os.getpid(),
+                str(runtime.data_dir),
+                _gateway_name(settings, gateway, recording),
                 inbox=runtime.inbox,
                 pages=f"{origin}/dashboard" if settings.dashboard else "",
                 clock=clock.mode if isinstance(clock, ManualClock) else "system",

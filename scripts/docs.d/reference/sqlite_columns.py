@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 _TABLE = re.compile(r"CREATE TABLE (\w+) \(")
 _ADDED = re.compile(r"ALTER TABLE (\w+) ADD COLUMN")
+_DROPPED = re.compile(r"ALTER TABLE (\w+) DROP COLUMN (\w+)")
 _COLUMN = re.compile(r"(?:ALTER TABLE \w+ ADD COLUMN )?([a-z]\w*) [A-Z]")
 
 Meanings = dict[str, tuple[str, dict[str, str]]]
@@ -23,6 +24,8 @@ def read_meanings(statements: Iterable[str]) -> Meanings:
             found[made[1]] = (texts.pop(""), texts)
         elif added := _ADDED.search(statement):
             found[added[1]][1].update(_comments(statement))
+        elif dropped := _DROPPED.search(statement):
+            del found[dropped[1]][1][dropped[2]]
     return found
 
 
