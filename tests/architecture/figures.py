@@ -26,7 +26,7 @@ DYNAMODB = "conveyor/prod/dynamodb/"
 
 # Each bound may be tightened. Only a new subject of the product raises the bounds on files, by the
 # files that it needs (webhooks, signing keys and schedules did, then pages, streams and traces,
-# then what operators of a large fleet need, then rules, recordings, copies and keys for developers):
+# then what operators of a large fleet need, rules, recordings, copies and keys for developers):
 # what keeps fragments out is the least mean. One URL passes more files since calls are timed and
 # carried by a transport of our own.
 MOST_FILES = 408
