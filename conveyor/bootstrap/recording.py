@@ -20,8 +20,8 @@ _SHOWN_HOSTS = 10
 
 
 class RecordingChoice(msgspec.Struct, frozen=True):
-    """What a server writes down, or answers from: `record` is a new directory, `replay` one with a
-    recording, and `missing` what becomes of a call that it does not have. At most one is given."""
+    """The recording of a server: `record` is a new directory to write into, `replay` one to answer
+    from, at most one of them; `missing` is the fate of a call that `replay` does not have."""
 
     record: str = ""
     replay: str = ""

@@ -135,7 +135,7 @@ _ESCAPE = re.compile(
 )
 _CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 ROUNDS = 3
-"""How often a text may be escaped on top of itself, as JSON within JSON is."""
+"""Times that a text may be escaped on top of itself, as JSON within JSON is."""
 _MOST_SPELT = 12
 _LEAST_PACKED = 6
 MOST_HELD = 262_144

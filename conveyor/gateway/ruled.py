@@ -63,7 +63,7 @@ _log = logging.getLogger("conveyor.gateway")
 
 
 class _Target(NamedTuple):
-    """What rules look at of a URL."""
+    """The parts of a URL that rules look at."""
 
     host: str
     place: str
@@ -81,7 +81,7 @@ def _target(url: str) -> _Target:
 
 
 class _Answer(NamedTuple):
-    """What a rule gives to a call: `before` calls of its URL came before."""
+    """The answer of a rule to a call, before which `before` calls of its URL came."""
 
     rule: int
     behaviour: Behaviour

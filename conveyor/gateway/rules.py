@@ -48,7 +48,7 @@ ReadBody = Callable[[str], bytes]
 
 
 class AnswerLatency(msgspec.Struct, frozen=True):
-    """How long answers take, in seconds: half of them `median` at most, spread about it by a
+    """The time that answers take, in seconds: half of them `median` at most, spread about it by a
     logarithmic normal distribution whose sigma is `spread`."""
 
     median: float

@@ -92,9 +92,11 @@ SYSTEM = ClockChoice()
 
 
 class ServerChoices(msgspec.Struct, frozen=True):
-    """What a development server has beside its settings. `rules` is the file of the rules of a fake
-    gateway, and of names that are redacted; empty without one. With `shows_requests` each request
-    and task is logged, whatever the log level."""
+    """Choices for a development server beside its settings.
+
+    `rules` is the file of the rules of a fake gateway and of names that are redacted, empty without
+    one. With `shows_requests` each request and task is logged, whatever the log level.
+    """
 
     clock: ClockChoice = SYSTEM
     recording: RecordingChoice = NO_RECORDING

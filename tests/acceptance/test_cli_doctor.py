@@ -25,7 +25,7 @@ LABELS = ["python", "port", "directory", "disk", "schema", "clock"]
 
 
 def examined(data_dir: Path, **words: object) -> dict[str, Diagnosis]:
-    """What an examination of a start over this directory says, by label."""
+    """Examine a start over this directory; the findings by label."""
     settings = load({}, data_dir=str(data_dir), port=words.pop("port", 0))
     clock = words.pop("clock", FakeClock())
     told = list(examine_start(settings, clock, bound, **words))  # type: ignore[arg-type]

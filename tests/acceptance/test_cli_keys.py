@@ -60,7 +60,7 @@ class Screen:
         os.write(self._end, text.encode())
 
     def until(self, pattern: str) -> str:
-        """What was said up to this, and with it; the rest is left for the next call."""
+        """Read up to this, and with it; the rest is left for the next call."""
         deadline = time.monotonic() + SECONDS
         while (found := re.search(pattern, self._said)) is None:
             assert time.monotonic() < deadline, (pattern, self._said)

@@ -83,7 +83,7 @@ def _run(
 
 
 def _left(directory: Path) -> list[str]:
-    """What is left of servers: their directories, and processes that work there."""
+    """The remains of servers: their directories, and processes that work there."""
     left = [path.name for path in directory.iterdir()]
     for process in Path("/proc").iterdir():
         try:

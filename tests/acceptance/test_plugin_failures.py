@@ -1,5 +1,5 @@
-"""What a test's server does on request: failures of the API, answers of the inbox, fires; and what
-it tells of a test that failed."""
+"""A test's server on request: failures of the API, answers of the inbox, fires; and its report on a
+test that failed."""
 
 from __future__ import annotations
 

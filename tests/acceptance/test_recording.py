@@ -140,7 +140,7 @@ def _basic(user: str, password: str) -> str:
 
 
 def seen(api: str, jobs: list[list[dict[str, Any]]]) -> list[Any]:
-    """What the runs of some jobs came to: stats, and of each task its row, history and body."""
+    """The results of the runs of some jobs: stats, and of each task its row, history and body."""
     found: list[Any] = []
     with Wire(api, caller=SECRETS[0]) as wire:
         made = [wire.ask("POST", "/jobs", body={"tasks": tasks})["job_id"] for tasks in jobs]

@@ -1,4 +1,4 @@
-"""What is taken out of requests, and found again in answers."""
+"""Secrets are taken out of requests, and found again in answers."""
 
 from __future__ import annotations
 
