@@ -208,8 +208,8 @@ class RuledGateway(FakeGateway, GatewayControl):
             hits.in_flight,
             hits.peak_in_flight,
             rules,
-            dict(noted.hosts),
-            list(noted.calls),
+            noted.hosts(),
+            noted.shown(),
         )
 
     def forget(self) -> None:
@@ -262,35 +262,66 @@ def _digest(value: str) -> str:
     return f"sha256:{key_digest(value)}"
 
 
+class _NotedCall(NamedTuple):
+    """A call as it was made, and the names whose values are shown as digests."""
+
+    number: int
+    request: ScrapeRequest
+    rule: int | None
+    at: int
+    names: SecretNames
+
+    @property
+    def size(self) -> int:
+        """Return about how many characters its listing has."""
+        body, params = self.request.body, self.request.params
+        pairs = sum(len(name) + len(value) for name, value in params.items())
+        return len(self.request.url) + pairs + (0 if body is None else len(body.content))
+
+
 class _CallLog:
-    """The last calls, without secrets, and the number of calls of the first hosts."""
+    """The last calls, shown without secrets, and the number of calls of the first hosts.
+
+    A call is only noted as it is made: looking for its secrets costs more than answering it.
+    """
 
     def __init__(self) -> None:
-        self.calls: deque[GatewayCall] = deque()
-        self.hosts: dict[str, int] = {}
+        self._origins: dict[str, int] = {}
+        self._noted: deque[_NotedCall] = deque()
         self._number = 0
         self._size = 0
 
     def note(self, request: ScrapeRequest, rule: int | None, now: int, names: SecretNames) -> None:
         """Keep a call, and drop the oldest ones that are too many."""
         self._number += 1
-        host = _target(request.url).place
-        if host in self.hosts or len(self.hosts) < MOST_HOSTS:
-            self.hosts[host] = self.hosts.get(host, 0) + 1
-        call = _shown(request, rule, rfc3339(now), names, self._number)
-        self.calls.append(call)
-        self._size += _size(call)
-        while len(self.calls) > MOST_CALLS or self._size > MOST_CALL_BYTES:
-            self._size -= _size(self.calls.popleft())
+        origin = "/".join(request.url.split("/", 3)[:3])
+        if origin in self._origins or len(self._origins) < MOST_HOSTS:
+            self._origins[origin] = self._origins.get(origin, 0) + 1
+        body = request.body
+        if body is not None and len(body.content) > LONGEST_BODY:
+            body = msgspec.structs.replace(body, content=body.content[:LONGEST_BODY])
+            request = msgspec.structs.replace(request, body=body)
+        call = _NotedCall(self._number, request, rule, now, names)
+        self._noted.append(call)
+        self._size += call.size
+        while len(self._noted) > MOST_CALLS or self._size > MOST_CALL_BYTES:
+            self._size -= self._noted.popleft().size
 
+    def hosts(self) -> dict[str, int]:
+        """Count the calls of each host, named with its port."""
+        found: dict[str, int] = {}
+        for origin, calls in self._origins.items():
+            host = _target(origin).place
+            found[host] = found.get(host, 0) + calls
+        return found
 
-def _size(call: GatewayCall) -> int:
-    pairs = (*call.params.items(), *call.headers.items())
-    return len(call.url) + len(call.body or "") + sum(len(n) + len(v) for n, v in pairs)
+    def shown(self) -> list[GatewayCall]:
+        """Return the calls that are kept, without secrets."""
+        return [_shown(*call) for call in self._noted]
 
 
 def _shown(
-    request: ScrapeRequest, rule: int | None, at: str, names: SecretNames, number: int
+    number: int, request: ScrapeRequest, rule: int | None, at: int, names: SecretNames
 ) -> GatewayCall:
     key = request.api_key
 
@@ -307,7 +338,7 @@ def _shown(
     body = request.body
     return GatewayCall(
         number=number,
-        at=at,
+        at=rfc3339(at),
         method=request.method,
         url=clean(_without_secrets(request.url, names)),
         params={
@@ -345,7 +376,7 @@ def _body(text: str, names: SecretNames) -> str:
             return found[0]
         return f'"{name}"{colon}"{_digest(value.strip(chr(34)))}"'
 
-    return _MEMBER.sub(member, _without_secrets(text[:LONGEST_BODY], names))
+    return _MEMBER.sub(member, _without_secrets(text, names))
 
 
 # -- the file --
