@@ -134,7 +134,7 @@ def directory_problem(path: Path) -> str | None:
     refused = _write_probe(place)
     if refused is not None and not _is_full(refused):
         return f"cannot write to {place}: {_reason(refused)}"
-    if place != path:
+    if place != path.absolute():
         return None
     try:
         _look_at_lock(path)
@@ -154,7 +154,8 @@ def disk_problem(path: Path) -> str | None:
     refused = _write_probe(place) if place.is_dir() else None
     if refused is not None and _is_full(refused):
         return f"the disk of {place} is full"
-    disk = shutil.disk_usage(place)
+    # A link to nowhere lies on the disk of its directory.
+    disk = shutil.disk_usage(place if place.exists() else place.parent)
     # What is no disk, such as /proc, has no size.
     if disk.total and disk.free < LEAST_FREE:
         return f"the disk of {place} has {disk.free / 1e6:.0f} MB left"

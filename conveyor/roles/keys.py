@@ -16,6 +16,7 @@ import webbrowser
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -71,7 +72,7 @@ class Keyboard:
     def __init__(self, say: Say) -> None:
         self.say = say
         self._descriptor = sys.stdin.fileno()
-        self._before = termios.tcgetattr(self._descriptor)
+        self._before: list[Any] | None = None
         self._is_taken = self._has_ended = False
 
     @contextmanager
@@ -97,6 +98,9 @@ class Keyboard:
             return
         with suppress(termios.error):
             mode = termios.tcgetattr(self._descriptor)
+            # In the background it may be that of a shell which edits its line.
+            if self._before is None:
+                self._before = termios.tcgetattr(self._descriptor)
             mode[3] &= ~(termios.ICANON | termios.ECHO)
             # A read never waits: another program may have read what was there.
             mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0
@@ -105,7 +109,7 @@ class Keyboard:
 
     def give_back(self) -> None:
         """Have the terminal as it was."""
-        if self._is_taken and self._is_in_front():
+        if self._is_taken and self._before is not None and self._is_in_front():
             # Its other end may be gone.
             with suppress(termios.error):
                 termios.tcsetattr(self._descriptor, termios.TCSANOW, self._before)
@@ -131,6 +135,11 @@ class Keyboard:
         if not pressed:
             await clock.sleep(_LOOK_AGAIN)
         return pressed.decode("utf-8", "replace")
+
+    def drop_pressed(self) -> None:
+        """Forget what was pressed and not read yet."""
+        with suppress(termios.error):
+            termios.tcflush(self._descriptor, termios.TCIFLUSH)
 
     def _is_in_front(self) -> bool:
         try:
@@ -181,6 +190,8 @@ class Keys:
                 return
             for key in pressed:
                 await self.press(key)
+                if self._asks:
+                    break  # the rest was pressed before the question
 
     async def press(self, key: str) -> None:
         """Act on a key; others are passed over."""
@@ -213,6 +224,8 @@ class Keys:
         self._say(f"the next {left} gateway calls fail (503)")
 
     async def _ask(self) -> None:
+        # What was pasted with the key is no answer.
+        self._keyboard.drop_pressed()
         self._asks = True
         self._say("remove all jobs, results, schedules and deliveries of this server? y/N")
 

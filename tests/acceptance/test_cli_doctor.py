@@ -83,9 +83,17 @@ def test_a_directory_in_use_is_named_with_its_server(tmp_path: Path) -> None:
     assert f"in use by another conveyor-dev (pid {os.getpid()})" in said["directory"]
 
 
-def test_a_damaged_secret_is_named(used: Path) -> None:
+def test_a_damaged_secret_is_named(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (used / "secret").write_text("half")
     assert wrong(used) == {"directory": "its secret is damaged"}
+    monkeypatch.chdir(used.parent)
+    assert wrong(Path(used.name)) == {"directory": "its secret is damaged"}
+
+
+def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "data"
+    link.symlink_to(tmp_path / "gone")
+    assert list(wrong(link)) == ["directory"]
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_recordings_that_do_not_fit_keep_a_server_from_starting_in_one_line(tmp_
         (("--replay", str(tmp_path / "none")), 1, "holds no recording"),
         (("--missing", "pass"), 2, "--missing is about what --replay does not have"),
         (("--record", "a", "--replay", "b"), 2, "exclude each other"),
-        (("--demo", "--replay", str(tmp_path / "r")), 2, "--demo takes no --record"),
+        (("--demo", "--replay", str(tmp_path / "r")), 2, "--demo takes no --clock, --record"),
     ):
         ran = dev(data, "--port", "0", *flags)
         assert ran.code == code, ran.err
