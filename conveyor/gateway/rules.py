@@ -21,9 +21,10 @@ import msgspec
 
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.text_rules import parse_duration, quoted
+from conveyor.domain.text_rules import is_retry_after, parse_duration, quoted
 from conveyor.gateway.fake import MAX_SIZE, PLAIN, Behaviour, behaviour_of, is_understood
 from conveyor.gateway.redaction import USUAL_NAMES, SecretNames
+from conveyor.gateway.refusals import read_amount
 
 MOST_RULES = 1_000
 MOST_ANSWERS = 1_000
@@ -260,11 +261,19 @@ def _word(word: str, value: object, place: _Place) -> str:
     # A reset is a word that is also spelt as a number.
     if word == "reset" and value is True:
         return "1"
-    if not is_simple or not is_understood(word, text):
+    is_text = isinstance(value, str) or is_flag or word in _EXPECTED
+    if not is_simple or not is_text or not is_understood(word, text) or not _is_field(word, text):
         raise _Wrong(
             place, _EXPECTED.get(word, "takes true or false" if is_flag else "takes a text")
         )
     return text
+
+
+def _is_field(word: str, text: str) -> bool:
+    """Return whether the text of a header is one that is read; an empty one sends no header."""
+    if not text or word not in ("retry_after", "cost", "credits"):
+        return True
+    return is_retry_after(text) if word == "retry_after" else read_amount(text) is not None
 
 
 _EXPECTED = {
@@ -274,6 +283,9 @@ _EXPECTED = {
     "size": f"takes bytes from 0 to {MAX_SIZE:,}",
     "body64": "takes URL-safe base 64",
     "reset": 'takes "1" or "body"',
+    "retry_after": "takes whole seconds, or an HTTP date",
+    "cost": "takes an amount from 0",
+    "credits": "takes an amount from 0",
 }
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from conveyor.domain.errors import ConveyorError
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.gateway.fake import key_digest
 from conveyor.http.routes_dev import CALLS_PATH, RULES_PATH
 from conveyor.ports.gateway import GatewayCall, GatewayCalls
@@ -162,9 +162,11 @@ def _pattern(url: str) -> dict[str, str]:
 
 
 def _words(words: dict[str, Any]) -> dict[str, Any]:
-    """Turn bodies in bytes and JSON into words of the gateway."""
+    """Turn bodies in bytes and JSON into words of the gateway. Raises ConveyorError."""
     made = dict(words)
     if "json" in made:
+        if "body" in made:
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "json gives the body already")
         made["body"] = json_text.dumps(made.pop("json"))
         made.setdefault("type", "application/json")
     if isinstance(made.get("body"), bytes):

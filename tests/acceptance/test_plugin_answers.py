@@ -99,7 +99,20 @@ def test_calls_show_what_the_application_asked_for(server: ConveyorServer) -> No
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"status": 99}, {"stat": 1}, {"delay": "soon"}, {"times": 0}, {"body": b"", "size": 1}],
+    [
+        {"status": 99},
+        {"stat": 1},
+        {"delay": "soon"},
+        {"times": 0},
+        {"body": b"", "size": 1},
+        {"body": "", "json": {}},
+        {"body": 5},
+        {"type": 3},
+        {"retry_after": -1},
+        {"retry_after": "soon"},
+        {"cost": "x"},
+        {"cost": -5},
+    ],
 )
 def test_an_answer_that_cannot_be_is_an_error_at_the_call(
     server: ConveyorServer, wrong: dict[str, Any]
@@ -180,3 +193,9 @@ def test_no_count_is_lost_while_scrapes_run(server: ConveyorServer) -> None:
         server.when(f"https://other.example/{number}").respond(status=404)
     server.drain(timeout=60)
     assert pages.call_count == server.hits.total == 63
+
+
+def test_a_retry_after_takes_seconds_or_a_date(server: ConveyorServer) -> None:
+    rule = server.when("https://shop.example/*").respond(status=503, retry_after=0, cost=0.5)
+    rule.then(status=503, retry_after="Mon, 01 Mar 2027 00:00:00 GMT", times=2).then(cost="0.01")
+    assert len(server.gateway.rules[0]["answers"]) == 3
