@@ -71,9 +71,11 @@ class ServerGateway:
         self._routes.send("PUT", RULES_PATH, {"rules": self.rules})
 
     def check(self, rule: AnswerRule) -> None:
-        """Raise ValueError for a rule that was made before the server was reset."""
+        """Raise ValueError for a rule that was made before the server was reset, or that another
+        call of `otherwise` has replaced."""
         if rule is not self._default and rule not in self._rules:
-            raise ValueError(f"{rule}: the server was reset: call when() again")
+            why = "the server was reset, or otherwise() has replaced the rule"
+            raise ValueError(f"{rule}: {why}: call when() or otherwise() again")
 
     def counts(self) -> dict[str, int]:
         """Return how many calls each rule that has answers has answered, by its id."""

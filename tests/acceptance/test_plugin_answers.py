@@ -177,7 +177,7 @@ def test_a_rule_is_of_no_use_after_a_reset(server: ConveyorServer) -> None:
     unused = server.when("https://shop.example/p")
     server.reset()
     for call in (used.then, unused.respond, lambda: used.call_count):
-        with pytest.raises(ValueError, match=r"the server was reset: call when\(\) again"):
+        with pytest.raises(ValueError, match=r"the server was reset, or .*: call when\(\)"):
             call()
     assert server.gateway.rules == []
 
