@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Annotated
 
@@ -182,3 +183,14 @@ def metadata(raw: object) -> dict[str, str] | None:
         if len(value) > MAX_METADATA_VALUE:
             raise Refused(InvalidTaskReason.METADATA_TOO_LARGE, shorten(key))
     return raw or None
+
+
+def is_retry_after(text: str) -> bool:
+    """Return whether a Retry-After field holds whole seconds or an HTTP date."""
+    if text.isascii() and text.isdecimal():
+        return True
+    try:
+        parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return False
+    return True

@@ -96,12 +96,12 @@ def read_spend(cost: str, credits: str = "") -> Spend:
 
     Without readable credits they are the cost, rounded up.
     """
-    spent = _amount(cost) or 0.0
-    charged = _amount(credits)
+    spent = read_amount(cost) or 0.0
+    charged = read_amount(credits)
     return Spend(math.ceil(spent if charged is None else charged), spent)
 
 
-def _amount(text: str) -> float | None:
+def read_amount(text: str) -> float | None:
     """Return the number of a field; None if it is missing, or not one from 0 to the maximum."""
     if _COST.fullmatch(text) is None:
         return None

@@ -127,6 +127,19 @@ class _RulesInUse:
         self._before: dict[tuple[str, str], int] = {}
         self._calls = 0
 
+    def go_on_from(self, earlier: _RulesInUse) -> None:
+        """Take over the counts of rules with the same ids, to whose answers some may have been
+        added at the end."""
+        known = {each.rule.id: each for each in earlier.each if each.rule.id}
+        for each in self.each:
+            before = known.get(each.rule.id)
+            if before is None:
+                continue
+            answers = before.rule.answers
+            if each.rule.answers[: len(answers)] == answers:
+                each.calls = before.calls
+                self._before, self._calls = earlier._before, earlier._calls
+
     def answer(self, request: ScrapeRequest) -> _Answer | None:
         """Return the answer of the first rule that is for a call and takes it."""
         if not self.each:
@@ -192,10 +205,13 @@ class RuledGateway(FakeGateway, GatewayControl):
         self._used = _RulesInUse(rules)
 
     def install(self, document: bytes, *, is_toml: bool) -> None:
-        if not is_toml:
-            self._used = _RulesInUse(rules_of_json(document, self._read_body))
-            return
-        self._used = _RulesInUse(rules_of_toml(_text(document, "rules"), "rules", self._read_body))
+        if is_toml:
+            rules = rules_of_toml(_text(document, "rules"), "rules", self._read_body)
+        else:
+            rules = rules_of_json(document, self._read_body)
+        used = _RulesInUse(rules)
+        used.go_on_from(self._used)
+        self._used = used
 
     def calls(self) -> GatewayCalls:
         rules = [

@@ -21,9 +21,10 @@ import msgspec
 
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.text_rules import parse_duration, quoted
+from conveyor.domain.text_rules import is_retry_after, parse_duration, quoted
 from conveyor.gateway.fake import MAX_SIZE, PLAIN, Behaviour, behaviour_of, is_understood
 from conveyor.gateway.redaction import USUAL_NAMES, SecretNames
+from conveyor.gateway.refusals import read_amount
 
 MOST_RULES = 1_000
 MOST_ANSWERS = 1_000
@@ -36,11 +37,13 @@ MOST_TEXT = 1 << 20
 MOST_BODIES = 1 << 26
 """Bytes of all files of bodies together."""
 LONGEST_PATTERN = 2_048
+LONGEST_ID = 64
+"""Characters of the id of a rule."""
 WIDEST_SPREAD = 3.0
 LONGEST_LATENCY = 86_400.0
 
 ANSWER_WORDS = (*Behaviour.__struct_fields__, "body_file")
-RULE_WORDS = ("host", "path", "method", "share", "latency", "answers")
+RULE_WORDS = ("id", "host", "path", "method", "share", "latency", "answers")
 TOP_WORDS = ("rules", "seed", "redact")
 
 ReadBody = Callable[[str], bytes]
@@ -65,8 +68,10 @@ class RuleAnswer(msgspec.Struct, frozen=True):
 
 class Rule(msgspec.Struct, frozen=True):
     """The calls that a rule is for, by globs of host and path and by method, and its answers in
-    their order, of which the last one stays. It takes a `share` of these calls."""
+    their order, of which the last one stays. It takes a `share` of these calls. By its `id` it is
+    known when rules are put once more."""
 
+    id: str = ""
     host: str = "*"
     path: str = "*"
     method: str = ""
@@ -182,9 +187,14 @@ def parse_rules(document: Mapping[str, Any], read_body: ReadBody) -> GatewayRule
             raise ValueError(f"all files of bodies together may have {MOST_BODIES:,} bytes")
         return content
 
-    rules = (_rule(given, ("rules", place), read_bounded) for place, given in enumerate(listed))
+    rules = tuple(_rule(given, ("rules", n), read_bounded) for n, given in enumerate(listed))
+    ids: set[str] = set()
+    for place, rule in enumerate(rules):
+        if rule.id and rule.id in ids:
+            raise _Wrong(("rules", place, "id"), "another rule has this id")
+        ids.add(rule.id)
     return GatewayRules(
-        rules=tuple(rules),
+        rules=rules,
         seed=_whole(document.get("seed", 0), ("seed",), 0, 2**63 - 1),
         redact=_redact(document.get("redact", {})),
     )
@@ -211,6 +221,7 @@ def _rule(given: object, place: _Place, read_body: ReadBody) -> Rule:
         words = {word: value for word, value in table.items() if word in ANSWER_WORDS}
         answers = (_answer(words, place, read_body),)
     return Rule(
+        id=_id(table["id"], (*place, "id")) if "id" in table else "",
         host=_pattern(table.get("host", "*"), (*place, "host")).lower(),
         path=_pattern(table.get("path", "*"), (*place, "path")),
         method=_method(table.get("method", ""), (*place, "method")),
@@ -250,11 +261,19 @@ def _word(word: str, value: object, place: _Place) -> str:
     # A reset is a word that is also spelt as a number.
     if word == "reset" and value is True:
         return "1"
-    if not is_simple or not is_understood(word, text):
+    is_text = isinstance(value, str) or is_flag or word in _EXPECTED
+    if not is_simple or not is_text or not is_understood(word, text) or not _is_field(word, text):
         raise _Wrong(
             place, _EXPECTED.get(word, "takes true or false" if is_flag else "takes a text")
         )
     return text
+
+
+def _is_field(word: str, text: str) -> bool:
+    """Return whether the text of a header is one that is read; an empty one sends no header."""
+    if not text or word not in ("retry_after", "cost", "credits"):
+        return True
+    return is_retry_after(text) if word == "retry_after" else read_amount(text) is not None
 
 
 _EXPECTED = {
@@ -264,6 +283,9 @@ _EXPECTED = {
     "size": f"takes bytes from 0 to {MAX_SIZE:,}",
     "body64": "takes URL-safe base 64",
     "reset": 'takes "1" or "body"',
+    "retry_after": "takes whole seconds, or an HTTP date",
+    "cost": "takes an amount from 0",
+    "credits": "takes an amount from 0",
 }
 
 
@@ -326,6 +348,13 @@ def _pattern(given: object, place: _Place) -> str:
     text = _text(given, place)
     if len(text) > LONGEST_PATTERN:
         raise _Wrong(place, f"takes {LONGEST_PATTERN:,} characters at most")
+    return text
+
+
+def _id(given: object, place: _Place) -> str:
+    text = _text(given, place)
+    if len(text) > LONGEST_ID:
+        raise _Wrong(place, f"takes {LONGEST_ID} characters at most")
     return text
 
 

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.text_rules import is_retry_after
 from conveyor.http.malformed import CONNECTION
-from conveyor.http.middleware import DEV_PATH, request_id_of
+from conveyor.http.middleware import DEV_PATH, METHODS, request_id_of
 from conveyor.http.problems import INSTANCE_PREFIX, MEDIA_TYPE, PROBLEMS, ProblemDocument
 from conveyor.http.request import json_response, read_small_body
 from conveyor.http.routes_dev import check_developer
@@ -128,7 +129,14 @@ def read_fault(body: bytes) -> ApiFault:
     if not fault.path.startswith(API_PATH.rstrip("/")):
         text = f"path: only paths below {API_PATH} fail, such as {API_PATH}jobs*"
         raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
-    return fault
+    if fault.retry_after and not is_retry_after(fault.retry_after):
+        text = "retry_after: takes whole seconds, or an HTTP date"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+    method = fault.method.upper()
+    if method and method not in METHODS:
+        text = f"method: must be one of {', '.join(sorted(METHODS))}"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+    return msgspec.structs.replace(fault, method=method)
 
 
 class FaultyAnswers:

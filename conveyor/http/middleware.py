@@ -126,11 +126,11 @@ def route_of(scope: Scope) -> str:
 def _method_of(scope: Scope) -> str:
     """Return the method of a request, "other" for one that no route has."""
     method: str = scope["method"]
-    return method if method in _METHODS else "other"
+    return method if method in METHODS else "other"
 
 
 _READING = ("GET", "HEAD")
-_METHODS = frozenset({*_READING, "DELETE", "OPTIONS", "PATCH", "POST", "PUT"})
+METHODS = frozenset({*_READING, "DELETE", "OPTIONS", "PATCH", "POST", "PUT"})
 _TRACED_IDS = frozenset({"job_id", "run_id", "task_id", "export_id", "delivery_id"})
 
 

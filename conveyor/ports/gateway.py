@@ -198,8 +198,9 @@ class GatewayControl(Protocol):
     """Changes the rules of a gateway, and shows its calls."""
 
     def install(self, document: bytes, *, is_toml: bool) -> None:
-        """Replace all rules by those of a document in TOML or JSON, for calls from now on. Raises
-        ConveyorError(invalid_argument), and the rules before it stay."""
+        """Replace all rules by those of a document in TOML or JSON, for calls from now on; one
+        whose id was there before goes on where it was, if its answers begin with the earlier ones.
+        Raises ConveyorError(invalid_argument), and the rules before it stay."""
         ...
 
     def calls(self) -> GatewayCalls:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from conveyor.domain.errors import ConveyorError
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.gateway.fake import key_digest
 from conveyor.http.routes_dev import CALLS_PATH, RULES_PATH
 from conveyor.ports.gateway import GatewayCall, GatewayCalls
@@ -24,22 +24,30 @@ class ServerGateway:
         self._routes = routes
         self._rules: list[AnswerRule] = []
         self._default: AnswerRule | None = None
+        self._made = 0
 
     def when(self, url: str, *, method: str = "") -> AnswerRule:
         """Return a rule for the URLs like `url`, in whose host and path `*` stands for any
-        characters, and for one method or all; it answers from `respond` on. Raises ValueError for
-        what is no such pattern."""
-        return AnswerRule(self, url, method)
+        characters, and for one method or all; it has its place from now on, and answers from
+        `respond` on. Raises ValueError for what is no such pattern."""
+        rule = self._rule(url, method)
+        self._rules.append(rule)
+        return rule
 
     def otherwise(self, **answer: Any) -> AnswerRule:
         """Answer so what no rule is for, also URLs of `url()`; without it, scrapes of such are
         answered as their URLs ask, and others with a small page."""
-        return AnswerRule(self, "*", "").respond(**answer)
+        before, self._default = self._default, self._rule("*", "")
+        try:
+            return self._default.respond(**answer)
+        except ConveyorError:
+            self._default = before
+            raise
 
     @property
     def rules(self) -> list[dict[str, Any]]:
-        """Return the rules, as `PUT /_dev/gateway/rules` takes them."""
-        return [rule.document() for rule in self._in_order()]
+        """Return the rules that have answers, as `PUT /_dev/gateway/rules` takes them."""
+        return [rule.document() for rule in self._answering()]
 
     @property
     def calls(self) -> list[GatewayCall]:
@@ -52,42 +60,40 @@ class ServerGateway:
 
     def assert_all_called(self) -> None:
         """Raise AssertionError unless each rule but the default has answered a call."""
-        self.note_calls()
-        silent = [str(rule) for rule in self._rules if not rule.called]
+        counts = self.counts()
+        silent = [str(rule) for rule in self._rules if not counts.get(rule.id)]
         if silent:
             raise AssertionError(f"no call came for {', '.join(silent)}")
 
-    def add(self, rule: AnswerRule) -> None:
-        """Follow a rule; or once more, when its answers have changed. Raises ConveyorError for an
-        answer that cannot be, and follows the rules before it."""
-        self.note_calls()
-        rules, default = list(self._rules), self._default
-        if rule.is_default:
-            self._default = rule
-        elif rule not in self._rules:
-            self._rules.append(rule)
-        try:
-            # New rules begin anew, so each has only those answers that it has not given yet.
-            self._routes.send("PUT", RULES_PATH, {"rules": self.rules})
-        except ConveyorError:
-            self._rules, self._default = rules, default
-            raise
-        for each in self._in_order():
-            each.begin()
+    def follow(self) -> None:
+        """Follow the rules as they are now; the server knows by its id how far each has come.
+        Raises ConveyorError for an answer that cannot be, and follows the rules before it."""
+        self._routes.send("PUT", RULES_PATH, {"rules": self.rules})
 
-    def note_calls(self) -> None:
-        """Take over how many calls each rule has answered."""
-        if self._in_order():
-            for rule, counted in zip(self._in_order(), self._look().rules, strict=False):
-                rule.note(counted.calls)
+    def check(self, rule: AnswerRule) -> None:
+        """Raise ValueError for a rule that was made before the server was reset, or that another
+        call of `otherwise` has replaced."""
+        if rule is not self._default and rule not in self._rules:
+            why = "the server was reset, or otherwise() has replaced the rule"
+            raise ValueError(f"{rule}: {why}: call when() or otherwise() again")
+
+    def counts(self) -> dict[str, int]:
+        """Return how many calls each rule that has answers has answered, by its id."""
+        counted = (each.calls for each in self._look().rules)
+        return dict(zip((rule.id for rule in self._answering()), counted, strict=False))
 
     def forget(self) -> None:
         """Forget the rules: the server has been reset."""
         self._rules.clear()
         self._default = None
 
-    def _in_order(self) -> list[AnswerRule]:
-        return self._rules if self._default is None else [*self._rules, self._default]
+    def _rule(self, url: str, method: str) -> AnswerRule:
+        self._made += 1
+        return AnswerRule(self, url, method, str(self._made))
+
+    def _answering(self) -> list[AnswerRule]:
+        default = [] if self._default is None else [self._default]
+        return [rule for rule in (*self._rules, *default) if rule.has_answers]
 
     def _look(self) -> GatewayCalls:
         return msgspec.convert(self._routes.send("GET", CALLS_PATH), GatewayCalls)
@@ -96,40 +102,34 @@ class ServerGateway:
 class AnswerRule:
     """A rule: the URLs that it is for, and its answers in their order, of which the last stays."""
 
-    def __init__(self, gateway: ServerGateway, url: str, method: str) -> None:
+    def __init__(self, gateway: ServerGateway, url: str, method: str, rule_id: str) -> None:
         self._gateway = gateway
         self._where = _pattern(url)
         self._method = method.upper()
         self._url = url
         self._answers: list[dict[str, Any]] = []
-        self._before = 0
-        self._now = 0
+        self.id = rule_id
 
     def __str__(self) -> str:
         return f"{self._method} {self._url}".strip()
 
     @property
-    def is_default(self) -> bool:
-        """Tell whether the rule is for all calls."""
-        return self._url == "*" and not self._method
-
-    @property
-    def called(self) -> int:
-        """Return how many calls the rule had answered when that was last looked up."""
-        return self._before + self._now
+    def has_answers(self) -> bool:
+        """Tell whether `respond` was called."""
+        return bool(self._answers)
 
     @property
     def call_count(self) -> int:
-        """Return how many calls the rule has answered."""
-        self._gateway.note_calls()
-        return self.called
+        """Return how many calls the rule has answered. Raises ValueError after a reset."""
+        self._gateway.check(self)
+        return self._gateway.counts().get(self.id, 0)
 
     def respond(self, status: int = 200, *, times: int = 1, **words: Any) -> AnswerRule:
         """Answer with a status, `times` calls in a row, and with `body` (text or bytes), `json`,
         `type`, `delay`, `retry_after`, `hang`, `reset` or another word of the fake gateway.
 
         Raises ConveyorError(invalid_argument) for a word or value that it does not have, ValueError
-        for a rule that has answers.
+        for a rule that has answers, or was made before a reset.
         """
         if self._answers:
             raise ValueError(f"{self} has answers: then() adds to them")
@@ -137,33 +137,20 @@ class AnswerRule:
 
     def then(self, status: int = 200, *, times: int = 1, **words: Any) -> AnswerRule:
         """Answer so after the answers before it; takes the words of `respond`."""
+        self._gateway.check(self)
         before = self._answers
         self._answers = [*before, {"status": status, "times": times, **_words(words)}]
         try:
-            self._gateway.add(self)
+            self._gateway.follow()
         except ConveyorError:
             self._answers = before
             raise
         return self
 
     def document(self) -> dict[str, Any]:
-        """Return the rule with the answers that it has still to give."""
-        answers, given = [], self.called
-        for answer in self._answers:
-            left = answer["times"] - given
-            given = max(given - answer["times"], 0)
-            if left > 0:
-                answers.append({**answer, "times": left})
-        rule = {**self._where, "answers": answers or [self._answers[-1]]}
+        """Return the rule as the server takes it."""
+        rule = {"id": self.id, **self._where, "answers": self._answers}
         return {**rule, "method": self._method} if self._method else rule
-
-    def note(self, calls: int) -> None:
-        """Note how many calls the server counts since it has followed the rule."""
-        self._now = calls
-
-    def begin(self) -> None:
-        """Note that the server counts from 0 again."""
-        self._before, self._now = self.called, 0
 
 
 def _pattern(url: str) -> dict[str, str]:
@@ -177,9 +164,11 @@ def _pattern(url: str) -> dict[str, str]:
 
 
 def _words(words: dict[str, Any]) -> dict[str, Any]:
-    """Turn bodies in bytes and JSON into words of the gateway."""
+    """Turn bodies in bytes and JSON into words of the gateway. Raises ConveyorError."""
     made = dict(words)
     if "json" in made:
+        if "body" in made:
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, "json gives the body already")
         made["body"] = json_text.dumps(made.pop("json"))
         made.setdefault("type", "application/json")
     if isinstance(made.get("body"), bytes):

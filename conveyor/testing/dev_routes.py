@@ -85,7 +85,7 @@ class ApiFailures:
         times: int = 1,
         path: str = "/v1/*",
         method: str = "",
-        retry_after: float | str = "",
+        retry_after: int | str = "",
     ) -> None:
         """Answer the next `times` requests with an error; they have no effect."""
         self._add("error", times, path, method, status=status, retry_after=str(retry_after))
@@ -124,8 +124,8 @@ class ServerInbox:
         return f"{self._routes.origin}{INBOX_PATH}"
 
     def url(self, name: str) -> str:
-        """Return the URL of a name, for `webhook`."""
-        return f"{self}/{quote(name, safe='')}"
+        """Return the URL of a name, for `webhook`. Raises ValueError for a name with a slash."""
+        return f"{self._routes.origin}{_inbox_path(name)}"
 
     def requests(self, name: str) -> list[dict[str, Any]]:
         """Return what came to a name, oldest first: `headers`, `text`, `verified`, `answered` …"""
@@ -150,6 +150,8 @@ class ServerInbox:
 
 
 def _inbox_path(name: str) -> str:
+    if "/" in name:
+        raise ValueError(f"a name of the inbox has no /, unlike {name!r}")
     return f"{INBOX_PATH}/{quote(name, safe='')}"
 
 

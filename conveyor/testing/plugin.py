@@ -17,6 +17,8 @@ MARKER = (
     "of the fixture conveyor_server; with clock='manual' the test moves its clock"
 )
 _FIXTURES = ("conveyor_server", "conveyor_shared")
+_SERVERS = pytest.StashKey["list[ConveyorServer]"]()
+"""The servers of a test, also those that only its fixtures use."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +34,7 @@ def conveyor_server(
     from conveyor.testing import server
 
     with server(tmp_path_factory.mktemp("conveyor"), **_marked(request)) as booted:
+        _note(request, booted)
         yield booted
 
 
@@ -60,6 +63,7 @@ def conveyor_shared(
     if request.node.get_closest_marker("conveyor") is not None:
         text = "the marker conveyor is for conveyor_server: override conveyor_shared_options"
         raise pytest.UsageError(text)
+    _note(request, _conveyor_session)
     yield _conveyor_session
     _conveyor_session.reset()
 
@@ -85,10 +89,18 @@ def pytest_runtest_makereport(
     report = yield
     module = sys.modules.get("conveyor.testing.local_server")
     if module is not None and report.failed and report.when != "teardown":
-        values = {id(value): value for value in getattr(item, "funcargs", {}).values()}
-        servers = (one for one in values.values() if isinstance(one, module.ConveyorServer))
-        report.sections += [(f"conveyor at {one.origin}", one.report()) for one in servers]
+        known = [*item.stash.get(_SERVERS, []), *getattr(item, "funcargs", {}).values()]
+        servers = [one for one in known if isinstance(one, module.ConveyorServer)]
+        told = {one.origin: one.report() for one in servers}
+        report.sections += [(f"conveyor at {origin}", text) for origin, text in told.items()]
     return report
+
+
+def _note(request: pytest.FixtureRequest, server: ConveyorServer) -> None:
+    """Note that a test has a server, until the fixture ends."""
+    servers = request.node.stash.setdefault(_SERVERS, [])
+    servers.append(server)
+    request.addfinalizer(lambda: servers.remove(server))
 
 
 def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:

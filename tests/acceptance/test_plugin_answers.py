@@ -99,7 +99,20 @@ def test_calls_show_what_the_application_asked_for(server: ConveyorServer) -> No
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"status": 99}, {"stat": 1}, {"delay": "soon"}, {"times": 0}, {"body": b"", "size": 1}],
+    [
+        {"status": 99},
+        {"stat": 1},
+        {"delay": "soon"},
+        {"times": 0},
+        {"body": b"", "size": 1},
+        {"body": "", "json": {}},
+        {"body": 5},
+        {"type": 3},
+        {"retry_after": -1},
+        {"retry_after": "soon"},
+        {"cost": "x"},
+        {"cost": -5},
+    ],
 )
 def test_an_answer_that_cannot_be_is_an_error_at_the_call(
     server: ConveyorServer, wrong: dict[str, Any]
@@ -128,3 +141,61 @@ def test_a_reset_forgets_rules_and_calls(server: ConveyorServer) -> None:
     assert (server.calls, server.gateway.rules, server.hits.total) == ([], [], 0)
     [row] = work(server, "https://shop.example/")
     assert row["status"] == "successful"
+
+
+def test_rules_answer_in_the_order_of_when(server: ConveyorServer) -> None:
+    narrow = server.when("https://shop.example/p/1")
+    server.when("https://shop.example/*").respond(body="wide")
+    narrow.respond(body="narrow")
+    one, two = work(server, "https://shop.example/p/1", "https://shop.example/p/2")
+    assert (body_of(one), body_of(two)) == (b"narrow", b"wide")
+
+
+def test_a_rule_without_answers_is_told_as_not_called(server: ConveyorServer) -> None:
+    server.when("https://shop.example/forgotten")
+    with pytest.raises(AssertionError, match="no call came for https://shop.example/forgotten"):
+        server.assert_all_called()
+
+
+def test_a_rule_for_all_urls_is_a_rule_beside_the_default(server: ConveyorServer) -> None:
+    server.when("*", method="POST").respond(body="posted")
+    everything = server.when("*")
+    everything.respond(body="mine")
+    server.gateway.otherwise(status=404)
+    server.when("https://shop.example/*").respond(body="never")
+    [row] = work(server, "https://shop.example/")
+    assert (body_of(row), everything.call_count) == (b"mine", 1)
+    with pytest.raises(AssertionError, match=r"POST \*, https://shop.example/\*$"):
+        server.assert_all_called()
+    with pytest.raises(ConveyorError):
+        server.gateway.otherwise(status=99)
+    assert [rule["host"] for rule in server.gateway.rules] == ["*", "*", "shop.example", "*"]
+
+
+def test_a_rule_is_of_no_use_after_a_reset(server: ConveyorServer) -> None:
+    used = server.when("https://shop.example/*").respond(status=503)
+    unused = server.when("https://shop.example/p")
+    server.reset()
+    for call in (used.then, unused.respond, lambda: used.call_count):
+        with pytest.raises(ValueError, match=r"the server was reset, or .*: call when\(\)"):
+            call()
+    assert server.gateway.rules == []
+
+
+def test_no_count_is_lost_while_scrapes_run(server: ConveyorServer) -> None:
+    pages = server.when("https://shop.example/*").respond(status=503, times=3).then(body="ok")
+    body = {"tasks": [{"url": f"https://shop.example/{number}"} for number in range(60)]}
+    made = httpx.post(
+        f"{server.base_url}/jobs", json=body, headers={"X-API-Key": KEY}, timeout=SECONDS
+    )
+    assert made.status_code == 201, made.text
+    for number in range(40):
+        server.when(f"https://other.example/{number}").respond(status=404)
+    server.drain(timeout=60)
+    assert pages.call_count == server.hits.total == 63
+
+
+def test_a_retry_after_takes_seconds_or_a_date(server: ConveyorServer) -> None:
+    rule = server.when("https://shop.example/*").respond(status=503, retry_after=0, cost=0.5)
+    rule.then(status=503, retry_after="Mon, 01 Mar 2027 00:00:00 GMT", times=2).then(cost="0.01")
+    assert len(server.gateway.rules[0]["answers"]) == 3

@@ -81,6 +81,9 @@ def test_a_request_hangs_until_its_client_leaves(server: ConveyorServer) -> None
         {"path": "/_dev/*"},
         {"path": ""},
         {"retry_after": "a\nb"},
+        {"retry_after": -1},
+        {"retry_after": "soon"},
+        {"method": "FOO"},
     ],
 )
 def test_a_failure_that_cannot_be_is_an_error_at_the_call(
@@ -90,6 +93,19 @@ def test_a_failure_that_cannot_be_is_an_error_at_the_call(
         server.api.fail(**wrong)
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
     assert server.api.waiting == []
+
+
+def test_a_method_is_read_in_either_case(server: ConveyorServer) -> None:
+    server.api.fail(503, method="post")
+    assert submit(server, server.url("a")).status_code == 503
+
+
+def test_a_name_of_the_inbox_has_no_slash(server: ConveyorServer) -> None:
+    with pytest.raises(ValueError, match="has no /"):
+        server.inbox.next("a/b")
+    for call in (server.inbox.url, server.inbox.requests, server.inbox.clear):
+        with pytest.raises(ValueError, match="has no /"):
+            call("a/b")
 
 
 def test_failures_are_dropped_and_never_touch_other_paths(server: ConveyorServer) -> None:

@@ -189,6 +189,28 @@ def test_the_report_of_a_failed_test_has_a_section_without_the_key(tmp_path: Pat
     assert KEY not in section
 
 
+def test_the_report_has_the_server_that_only_a_fixture_uses(tmp_path: Path) -> None:
+    suite = """
+    import pytest
+
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_one(conveyor_environment, number):
+        assert number == 1
+
+
+    def test_shared(conveyor_shared):
+        raise AssertionError
+
+
+    def test_shared_again(conveyor_shared):
+        pass
+    """
+    done = run(tmp_path, suite, *WITHOUT_ASYNCIO)
+    assert "2 failed, 2 passed" in done.stdout
+    assert done.stdout.count("conveyor at http://127.0.0.1:") == 2
+
+
 def test_a_wrong_marker_is_an_error_of_use(tmp_path: Path) -> None:
     suite = """
     import pytest

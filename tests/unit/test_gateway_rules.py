@@ -77,6 +77,33 @@ async def test_the_first_rule_that_is_for_a_call_answers_it(gateway: RuledGatewa
     assert [rule.calls for rule in gateway.calls().rules] == [1, 2, 1, 1]
 
 
+async def test_a_rule_with_an_id_goes_on_where_it_was(gateway: RuledGateway) -> None:
+    first = '[[rules]]\nid = "a"\nhost = "shop.example"\nanswers = [{status = 503, times = 2}'
+    _install(gateway, first + "]")
+    assert await _status(gateway) == 503
+    _install(gateway, '[[rules]]\nid = "b"\nhost = "*.org"\n' + first + ", {status = 404}]")
+    assert [each.calls for each in gateway.calls().rules] == [0, 1]
+    assert [await _status(gateway) for _ in range(3)] == [503, 404, 404]
+    _install(gateway, first.replace("503", "502") + "]")
+    assert [each.calls for each in gateway.calls().rules] == [0]
+    assert await _status(gateway) == 502
+    _install(gateway, first.replace('id = "a"\n', "") + "]")
+    assert [each.calls for each in gateway.calls().rules] == [0]
+
+
+async def test_a_known_id_keeps_what_was_counted_of_a_url(gateway: RuledGateway) -> None:
+    rule = '[[rules]]\nid = "a"\nhost = "shop.example"\nflaky = 2\n'
+    _install(gateway, rule)
+    assert await _status(gateway) == 503
+    _install(gateway, rule + '[[rules]]\nhost = "*.org"')
+    assert [await _status(gateway) for _ in range(2)] == [503, 200]
+
+
+def test_an_id_stands_once(gateway: RuledGateway) -> None:
+    with pytest.raises(ConveyorError, match="another rule has this id"):
+        _install(gateway, '[[rules]]\nid = "a"\n[[rules]]\nid = "a"\n')
+
+
 async def test_answers_come_in_their_order_and_the_last_one_stays(
     gateway: RuledGateway, tmp_path: Path
 ) -> None:
