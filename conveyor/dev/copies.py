@@ -8,7 +8,6 @@ database names can go away. The file is a tar, which any compression may wrap.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -22,7 +21,7 @@ from typing import IO
 import msgspec
 
 from conveyor import __version__
-from conveyor.dev.directory import SECRET_BYTES
+from conveyor.dev.directory import SECRET_BYTES, lock_directory
 from conveyor.dev.sqlite.schema import STEPS, check_version, migrate
 from conveyor.domain.api_keys import caller_id, derive_key, fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -245,8 +244,9 @@ def _rename(connection: sqlite3.Connection, before: str, after: str) -> None:
 
 
 def check_empty(directory: Path) -> None:
-    """Raise ConveyorError(conflict) for a directory with anything in it; it may be missing."""
-    if directory.is_symlink() or (directory.is_dir() and os.listdir(directory)):
+    """Raise ConveyorError(conflict) for a directory with anything but a lock in it; it may be
+    missing."""
+    if directory.is_symlink() or (directory.is_dir() and set(os.listdir(directory)) - {_LOCK}):
         raise _refused(f"{directory} is not empty: only an empty directory is filled")
 
 
@@ -254,14 +254,25 @@ def load_copy(file: Path, directory: Path) -> AboutCopy:
     """Fill an empty or missing directory from a copy; the next start brings it to the present
     schema.
 
-    Raises ConveyorError, and leaves nothing behind, where the directory has anything in it, or the
-    file is no whole copy or of a newer version.
+    Raises ConveyorError, and leaves nothing behind, where the directory has anything in it or is
+    in use, or the file is no whole copy or of a newer version.
     """
     was_there = directory.is_dir()
     check_empty(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = lock_directory(directory)
     try:
-        with _locked(directory), open(file, "rb") as stream:
+        # Again: only from here on does nobody else fill it.
+        check_empty(directory)
+        return _fill(directory, file, was_there=was_there)
+    finally:
+        os.close(lock)
+
+
+def _fill(directory: Path, file: Path, *, was_there: bool) -> AboutCopy:
+    """Fill a directory that is locked; empty it again where that fails."""
+    try:
+        with open(file, "rb") as stream:
             directory.chmod(0o700)
             with tarfile.open(fileobj=stream, mode="r|*", bufsize=_PIECE) as tar:
                 about = _unpack(tar, directory, file)
@@ -274,19 +285,6 @@ def load_copy(file: Path, directory: Path) -> AboutCopy:
         _empty(directory, was_there=was_there)
         raise
     return about
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keep servers out of a directory that is being filled."""
-    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise _refused(f"{directory} is in use by another conveyor-dev") from None
-    finally:
-        os.close(descriptor)
 
 
 def _empty(directory: Path, *, was_there: bool) -> None:

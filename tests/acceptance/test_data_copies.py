@@ -12,6 +12,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.dev.copies import load_copy, save_copy
+from conveyor.dev.directory import DataDirectory
 from conveyor.dev.segments import read_packed
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.errors import ConveyorError
@@ -254,3 +256,38 @@ def test_a_file_that_no_copy_has_is_not_unpacked(filled: Path, tmp_path: Path, n
     with pytest.raises(ConveyorError, match="no copy"):
         load_copy(tmp_path / "b.tar", tmp_path / "into")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "copy.tar"]
+
+
+def test_a_directory_in_use_is_not_filled_and_stays_as_it_is(filled: Path, tmp_path: Path) -> None:
+    save_copy(filled, tmp_path / "copy.tar", CLOCK)
+    taken = DataDirectory.open(tmp_path / "into", CLOCK, secret="s" * 64)
+    try:
+        with pytest.raises(ConveyorError, match="in use"):
+            load_copy(tmp_path / "copy.tar", tmp_path / "into")
+        assert [path.name for path in (tmp_path / "into").iterdir()] == ["lock"]
+    finally:
+        taken.close()
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+
+
+def test_of_loads_at_a_time_one_fills_the_directory(filled: Path, tmp_path: Path) -> None:
+    file = tmp_path / "copy.tar"
+    save_copy(filled, file, CLOCK)
+    for number in range(10):
+        into = tmp_path / str(number)
+        ready = threading.Barrier(4)
+
+        def load(into: Path = into, ready: threading.Barrier = ready) -> str:
+            ready.wait()
+            try:
+                load_copy(file, into)
+            except ConveyorError as error:
+                return error.detail
+            return ""
+
+        with ThreadPoolExecutor(4) as threads:
+            ends = [one.result() for one in [threads.submit(load) for _ in range(4)]]
+        assert ends.count("") == 1, ends
+        with closing(sqlite3.connect(into / "conveyor.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (4,)
+        shutil.rmtree(into)
