@@ -35,6 +35,8 @@ ABOUT, DATABASE, BLOBS, SECRET = "copy.json", "conveyor.db", "blobs", "secret"
 _CLOCK, _CALLBACKS, _LOCK = "clock", "callbacks.jsonl", "lock"
 _FILES = (SECRET, _CLOCK, _CALLBACKS, DATABASE)
 _INPUTS = "inputs/"
+_PRIVATE = ("notices", "signing_keys", "idempotency_keys", "root_secrets", "job_inputs")
+"""The tables of which a copy for sharing has no row of before."""
 _WAIT = 30.0
 """Seconds to wait for a moment in which the server writes nothing."""
 _PIECE = 1 << 20
@@ -222,9 +224,9 @@ def _share(database: Path, secret: bytes) -> tuple[str, ...]:
         connection.execute("BEGIN")
         for (caller,), key in zip(callers, keys, strict=True):
             _rename(connection, caller, caller_id(naming, key))
-        connection.execute("UPDATE jobs SET sealed_key = x'', callback = NULL")
-        connection.execute("DELETE FROM notices WHERE callback IS NOT NULL")
-        for table in ("signing_keys", "idempotency_keys", "root_secrets", "job_inputs"):
+        connection.execute("UPDATE jobs SET sealed_key = x'', callback = NULL, webhook = NULL")
+        connection.execute("DELETE FROM deliveries WHERE status = 'pending'")
+        for table in _PRIVATE:
             connection.execute(f"DELETE FROM {table}")
         connection.execute(
             "INSERT INTO root_secrets (fingerprint) VALUES (?)", (fingerprint(secret),)

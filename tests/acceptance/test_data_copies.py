@@ -291,3 +291,34 @@ def test_of_loads_at_a_time_one_fills_the_directory(filled: Path, tmp_path: Path
         with closing(sqlite3.connect(into / "conveyor.db")) as connection:
             assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (4,)
         shutil.rmtree(into)
+
+
+def _has_pending_delivery(database: Path) -> bool | None:
+    with closing(sqlite3.connect(database)) as connection:
+        sql = "SELECT 1 FROM deliveries WHERE status = 'pending' AND record ->> 'attempt_count' > 0"
+        return bool(connection.execute(sql).fetchall()) or None
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for sharing of a server with a live run, and with an event that waits for another
+    attempt."""
+    directory = tmp_path_factory.mktemp("live")
+    with conveyor_server(directory / "data") as server, _api(server) as api:
+        hook = {"url": "http://127.0.0.1:1/secret-of-hook"}
+        _submit(api, server.url("page"), webhook=hook)
+        _submit(api, server.url("slow", delay=600), webhook=hook)
+        eventually(
+            lambda: _has_pending_delivery(directory / "data" / "conveyor.db"), "a failed event"
+        )
+        save_copy(directory / "data", directory / "copy.tar", CLOCK, for_sharing=True)
+    return directory / "copy.tar"
+
+
+def test_a_copy_for_sharing_sends_nothing(shared: Path, tmp_path: Path) -> None:
+    load_copy(shared, tmp_path / "into")
+    content = b"".join(path.read_bytes() for path in files_below(tmp_path / "into"))
+    assert b"secret-of-hook" not in content
+    with closing(sqlite3.connect(tmp_path / "into" / "conveyor.db")) as connection:
+        for sql in ("FROM notices", "FROM deliveries WHERE status = 'pending'"):
+            assert connection.execute(f"SELECT count(*) {sql}").fetchone() == (0,)
