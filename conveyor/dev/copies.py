@@ -7,14 +7,18 @@ database names can go away. The file is a tar, which any compression may wrap.
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
+import hashlib
+import lzma
 import os
 import shutil
 import sqlite3
 import tarfile
 import zlib
-from collections.abc import Iterator
-from io import BytesIO
+from collections.abc import Callable, Iterator
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO
 
@@ -37,6 +41,16 @@ _FILES = (SECRET, _CLOCK, _CALLBACKS, DATABASE)
 _INPUTS = "inputs/"
 _PRIVATE = ("notices", "signing_keys", "idempotency_keys", "root_secrets", "job_inputs")
 """The tables of which a copy for sharing has no row of before."""
+_DIGEST = "CONVEYOR.sha256"
+"""The record of an entry's extended header that has the digest of its content."""
+_Reader = BufferedReader | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
+_OPENERS: dict[bytes, Callable[[IO[bytes]], _Reader]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
+"""The readers of compressed files, by the first bytes of those: they check what they read, which
+tarfile's own do not."""
 _WAIT = 30.0
 """Seconds to wait for a moment in which the server writes nothing."""
 _PIECE = 1 << 20
@@ -196,6 +210,15 @@ def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], at: int) -> None:
     entry = tarfile.TarInfo(name)
     entry.size = content.seek(0, os.SEEK_END)
     content.seek(0)
+    digest, left = hashlib.sha256(), entry.size
+    while left:  # not to the end: a file of many bodies grows meanwhile
+        piece = content.read(min(left, _PIECE))
+        if not piece:
+            raise _refused(f"{name} became shorter while it was copied")
+        digest.update(piece)
+        left -= len(piece)
+    entry.pax_headers = {_DIGEST: digest.hexdigest()}
+    content.seek(0)
     entry.mode, entry.mtime = 0o600, at
     tar.addfile(entry, content)
 
@@ -274,19 +297,41 @@ def load_copy(file: Path, directory: Path) -> AboutCopy:
 def _fill(directory: Path, file: Path, *, was_there: bool) -> AboutCopy:
     """Fill a directory that is locked; empty it again where that fails."""
     try:
-        with open(file, "rb") as stream:
-            directory.chmod(0o700)
-            with tarfile.open(fileobj=stream, mode="r|*", bufsize=_PIECE) as tar:
+        directory.chmod(0o700)
+        with open(file, "rb") as raw, _opened(raw) as stream:
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=_PIECE) as tar:
                 about = _unpack(tar, directory, file)
-        with contextlib.closing(_connect(directory / DATABASE)) as connection:
-            check_version(connection, may_be_new=False)
-    except (tarfile.TarError, EOFError, zlib.error, sqlite3.Error):
+            while stream.read(_PIECE):  # up to the checksum of a compressed file
+                pass
+        _check_database(directory / DATABASE)
+    except BaseException as error:
         _empty(directory, was_there=was_there)
+        if not _is_damage(error):
+            raise
         raise _refused(f"{file} is cut off or damaged, or no copy of Conveyor's data") from None
-    except BaseException:
-        _empty(directory, was_there=was_there)
-        raise
     return about
+
+
+def _opened(raw: BufferedReader) -> _Reader:
+    """Open a file that any compression may wrap."""
+    head = raw.peek(8)
+    for begin, opener in _OPENERS.items():
+        if head.startswith(begin):
+            return opener(raw)
+    return raw
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Tell what a damaged file raises from what the disk does: only the latter has a number."""
+    damage = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, sqlite3.Error)
+    return isinstance(error, damage) or (isinstance(error, OSError) and error.errno is None)
+
+
+def _check_database(path: Path) -> None:
+    with contextlib.closing(_connect(path)) as connection:
+        check_version(connection, may_be_new=False)
+        if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError("damaged")
 
 
 def _empty(directory: Path, *, was_there: bool) -> None:
@@ -310,9 +355,11 @@ def _unpack(tar: tarfile.TarFile, directory: Path, file: Path) -> AboutCopy:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as target:
-            shutil.copyfileobj(content, target, _PIECE)
-            if target.tell() != entry.size:
-                raise tarfile.ReadError("cut off")
+            digest = hashlib.sha256()
+            while piece := content.read(_PIECE):
+                digest.update(piece)
+                target.write(piece)
+        _check_digest(entry, digest.hexdigest())
         last = entry.name
     if last != DATABASE:
         raise tarfile.ReadError("cut off")
@@ -320,17 +367,24 @@ def _unpack(tar: tarfile.TarFile, directory: Path, file: Path) -> AboutCopy:
 
 
 def _about(tar: tarfile.TarFile, first: tarfile.TarInfo | None, file: Path) -> AboutCopy:
-    content = None if first is None or first.name != ABOUT else tar.extractfile(first)
-    if content is None:
+    content = tar.extractfile(first) if first is not None and first.name == ABOUT else None
+    if first is None or content is None:
         raise tarfile.ReadError("no copy")
+    document = content.read(_PIECE)
     try:
-        about = msgspec.json.decode(content.read(_PIECE), type=AboutCopy)
+        about = msgspec.json.decode(document, type=AboutCopy)
     except msgspec.DecodeError:
         raise tarfile.ReadError("no copy") from None
     if about.form > FORM or about.schema > len(STEPS):
         text = f"{file} was made by a newer Conveyor ({quoted(about.version)}): load it with that"
         raise _refused(text)
+    _check_digest(first, hashlib.sha256(document).hexdigest())
     return about
+
+
+def _check_digest(entry: tarfile.TarInfo, found: str) -> None:
+    if entry.pax_headers.get(_DIGEST) != found:
+        raise tarfile.ReadError("damaged")
 
 
 def _is_ours(name: str) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import shutil
 import sqlite3
@@ -15,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -322,3 +326,53 @@ def test_a_copy_for_sharing_sends_nothing(shared: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "into" / "conveyor.db")) as connection:
         for sql in ("FROM notices", "FROM deliveries WHERE status = 'pending'"):
             assert connection.execute(f"SELECT count(*) {sql}").fetchone() == (0,)
+
+
+def _check_refused(file: Path) -> None:
+    """A file that is damaged fills nothing."""
+    into = file.parent / "into"
+    with pytest.raises(ConveyorError, match="cut off or damaged"):
+        load_copy(file, into)
+    assert not into.exists()
+
+
+@pytest.mark.parametrize("name", ["copy.json", "secret", "blobs/", "conveyor.db"])
+def test_a_copy_with_a_changed_byte_fills_nothing(filled: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "copy.tar"
+    save_copy(filled, file, CLOCK)
+    with tarfile.open(file) as tar:
+        entry = next(entry for entry in tar if entry.name.startswith(name))
+    content = bytearray(file.read_bytes())
+    content[entry.offset_data + entry.size // 2] ^= 1
+    file.write_bytes(content)
+    _check_refused(file)
+
+
+def test_a_copy_of_a_damaged_database_fills_nothing(filled: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "data"
+    shutil.copytree(filled, damaged)
+    with closing(sqlite3.connect(damaged / "conveyor.db")) as connection:
+        sql = "SELECT rootpage FROM sqlite_schema WHERE name = 'tasks_by_state'"
+        (page,) = connection.execute(sql).fetchone()
+    with open(damaged / "conveyor.db", "r+b") as database:
+        database.seek((page - 1) * 4096)
+        database.write(b"\xff" * 4096)
+    save_copy(damaged, tmp_path / "copy.tar", CLOCK)
+    _check_refused(tmp_path / "copy.tar")
+
+
+@pytest.mark.parametrize("module", [gzip, bz2, lzma])
+def test_a_compressed_copy_is_loaded_whole_or_not_at_all(
+    filled: Path, tmp_path: Path, module: Any
+) -> None:
+    save_copy(filled, tmp_path / "copy.tar", CLOCK)
+    packed, file = module.compress((tmp_path / "copy.tar").read_bytes()), tmp_path / "packed"
+    file.write_bytes(packed)
+    load_copy(file, tmp_path / "into")
+    assert _check_whole(tmp_path / "into") == 4
+    shutil.rmtree(tmp_path / "into")
+    for place in (len(packed) // 2, len(packed) - 7):
+        file.write_bytes(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1 :])
+        _check_refused(file)
+    file.write_bytes(packed[:-9])
+    _check_refused(file)
