@@ -39,8 +39,23 @@ ABOUT, DATABASE, BLOBS, SECRET = "copy.json", "conveyor.db", "blobs", "secret"
 _CLOCK, _CALLBACKS, _LOCK = "clock", "callbacks.jsonl", "lock"
 _FILES = (SECRET, _CLOCK, _CALLBACKS, DATABASE)
 _INPUTS = "inputs/"
-_PRIVATE = ("notices", "signing_keys", "idempotency_keys", "root_secrets", "job_inputs")
+_PRIVATE = (
+    "notices",
+    "signing_keys",
+    "idempotency_keys",
+    "root_secrets",
+    "job_inputs",
+    "daily_tasks",
+)
 """The tables of which a copy for sharing has no row of before."""
+_CALLERS = """
+    SELECT caller FROM (
+        SELECT caller, job_id, 0 AS is_job_gone FROM jobs
+        UNION ALL SELECT caller, job_id, 1 FROM runs
+        UNION ALL SELECT caller, job_id, 1 FROM deliveries)
+    WHERE caller <> '' GROUP BY caller ORDER BY min(is_job_gone), min(job_id)
+"""
+"""All callers, in the order of their first jobs; last those whose jobs are all gone."""
 _DIGEST = "CONVEYOR.sha256"
 """The record of an entry's extended header that has the digest of its content."""
 _Reader = BufferedReader | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
@@ -239,9 +254,7 @@ def _share(database: Path, secret: bytes) -> tuple[str, ...]:
     with contextlib.closing(_connect(database)) as connection:
         migrate(connection)
         connection.execute("PRAGMA secure_delete = ON").fetchone()
-        callers = connection.execute(
-            "SELECT caller FROM jobs GROUP BY caller ORDER BY min(job_id)"
-        ).fetchall()
+        callers = connection.execute(_CALLERS).fetchall()
         naming = derive_key(secret, "callers")
         keys = tuple(f"caller-{number}" for number in range(1, len(callers) + 1))
         connection.execute("BEGIN")

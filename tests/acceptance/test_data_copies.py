@@ -376,3 +376,26 @@ def test_a_compressed_copy_is_loaded_whole_or_not_at_all(
         _check_refused(file)
     file.write_bytes(packed[:-9])
     _check_refused(file)
+
+
+def test_a_copy_for_sharing_names_no_caller_whose_jobs_are_gone(
+    filled: Path, tmp_path: Path
+) -> None:
+    left, gone = tmp_path / "data", ("a-caller-of-before", "a-caller-of-a-day", "an-old-caller")
+    shutil.copytree(filled, left)
+    with closing(sqlite3.connect(left / "conveyor.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO deliveries SELECT delivery_id, ?1, job_id, 'delivered', created_at, "
+            "updated_at, 0, 0, version, replace(record, caller, ?1) FROM deliveries LIMIT 1",
+            gone[:1],
+        )
+        connection.execute("INSERT INTO daily_tasks VALUES (20000, ?, 5)", gone[1:2])
+        runs = "SELECT run_no FROM runs LIMIT 1"
+        connection.execute(f"UPDATE runs SET caller = ? WHERE run_no IN ({runs})", gone[2:])
+    content = (left / "conveyor.db").read_bytes()
+    assert [name for name in gone if name.encode() not in content] == []
+    saved = save_copy(left, tmp_path / "copy.tar", CLOCK, for_sharing=True)
+    assert saved.keys == ("caller-1", "caller-2", "caller-3", "caller-4")
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    content = b"".join(path.read_bytes() for path in files_below(tmp_path / "into"))
+    assert [name for name in gone if name.encode() in content] == []
