@@ -168,7 +168,7 @@ def _pinned(directory: Path, linked: Path) -> Iterator[sqlite3.Connection]:
         contextlib.closing(_connect(directory / DATABASE)) as reader,
     ):
         check_version(reader, may_be_new=False)
-        seen: set[str] = set()
+        seen: dict[str, int | None] = {}
         _link(directory / BLOBS, linked, seen)
         writer.execute("BEGIN IMMEDIATE")
         try:
@@ -187,27 +187,29 @@ def _connect(path: Path, *, mode: str = "rw") -> sqlite3.Connection:
     )
 
 
-def _link(root: Path, linked: Path, seen: set[str]) -> None:
-    """Link every body that is not linked yet."""
+def _link(root: Path, linked: Path, seen: dict[str, int | None]) -> None:
+    """Link every body that is not linked yet. Where the file system has no links, `seen` keeps
+    the bytes copied, and a body that has grown is copied again."""
     linked.mkdir(mode=0o700, exist_ok=True)
     for key in _keys(root):
-        if key in seen:
-            continue
-        target = linked / key
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Removed since it was listed: the database does not name it any more.
         with contextlib.suppress(FileNotFoundError):
-            _link_one(root / key, target)
-            seen.add(key)
+            if key in seen and seen[key] in (None, (root / key).stat().st_size):
+                continue
+            target = linked / key
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            seen[key] = _link_one(root / key, target)
 
 
-def _link_one(body: Path, target: Path) -> None:
+def _link_one(body: Path, target: Path) -> int | None:
     try:
         os.link(body, target)
     except FileNotFoundError:
         raise
     except OSError:  # a file system without links
         shutil.copyfile(body, target)
+        return target.stat().st_size
+    return None
 
 
 def _keys(root: Path) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -399,3 +400,33 @@ def test_a_copy_for_sharing_names_no_caller_whose_jobs_are_gone(
     load_copy(tmp_path / "copy.tar", tmp_path / "into")
     content = b"".join(path.read_bytes() for path in files_below(tmp_path / "into"))
     assert [name for name in gone if name.encode() in content] == []
+
+
+def test_a_body_that_grows_meanwhile_is_whole_without_links(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "a file system without links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    source = tmp_path / "data"
+    shutil.copytree(filled, source)
+    body = next(iter(files_below(source / "blobs")))
+    stages, bodies = source / "blobs" / "tmp", len(list(files_below(source / "blobs")))
+    with (
+        closing(sqlite3.connect(source / "conveyor.db", isolation_level=None)) as server,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        server.execute("BEGIN IMMEDIATE")
+        saving = thread.submit(save_copy, source, tmp_path / "copy.tar", CLOCK)
+        try:
+            eventually(
+                lambda: len(list(files_below(stages))) == bodies or saving.done() or None, "copies"
+            )
+            with open(body, "ab") as stream:
+                stream.write(b"the last of many")
+        finally:
+            server.execute("ROLLBACK")
+        saving.result()
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    assert (tmp_path / "into" / body.relative_to(source)).read_bytes() == body.read_bytes()
