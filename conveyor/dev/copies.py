@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import errno
 import gzip
 import hashlib
 import lzma
@@ -66,6 +67,8 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], _Reader]] = {
 }
 """The readers of compressed files, by the first bytes of those: they check what they read, which
 tarfile's own do not."""
+_NAMES_AMISS = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
+"""What the system answers to names that cannot stand beside each other, or at all."""
 _WAIT = 30.0
 """Seconds to wait for a moment in which the server writes nothing."""
 _PIECE = 1 << 20
@@ -344,8 +347,9 @@ def _is_damage(error: BaseException) -> bool:
 
 def _check_database(path: Path) -> None:
     with contextlib.closing(_connect(path)) as connection:
-        check_version(connection, may_be_new=False)
-        if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+        check_version(connection)
+        is_new = connection.execute("PRAGMA user_version").fetchone() == (0,)
+        if is_new or connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("damaged")
 
 
@@ -366,10 +370,7 @@ def _unpack(tar: tarfile.TarFile, directory: Path, file: Path) -> AboutCopy:
         content = tar.extractfile(entry)
         if content is None or not _is_ours(entry.name):
             raise tarfile.ReadError("a file that no copy has")
-        path = directory / entry.name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as target:
+        with open(_made(directory / entry.name), "wb") as target:
             digest = hashlib.sha256()
             while piece := content.read(_PIECE):
                 digest.update(piece)
@@ -379,6 +380,17 @@ def _unpack(tar: tarfile.TarFile, directory: Path, file: Path) -> AboutCopy:
     if last != DATABASE:
         raise tarfile.ReadError("cut off")
     return about
+
+
+def _made(path: Path) -> int:
+    """Make a file of a copy, and the directories above it."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        if error.errno in _NAMES_AMISS:
+            raise tarfile.ReadError(f"no name of a copy: {error.strerror}") from None
+        raise
 
 
 def _about(tar: tarfile.TarFile, first: tarfile.TarInfo | None, file: Path) -> AboutCopy:

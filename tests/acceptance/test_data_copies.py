@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -18,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -430,3 +432,32 @@ def test_a_body_that_grows_meanwhile_is_whole_without_links(
         saving.result()
     load_copy(tmp_path / "copy.tar", tmp_path / "into")
     assert (tmp_path / "into" / body.relative_to(source)).read_bytes() == body.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("secret", "secret"),
+        ("blobs/a", "blobs/a/b"),
+        ("blobs/a/b", "blobs/a"),
+        ("b" * 300,),
+        ("blobs/" + "b" * 300,),
+        ("blobs/a\0b",),
+        (),
+    ],
+)
+def test_an_archive_of_somebody_else_is_refused_in_words(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    about = {"form": 1, "version": "1", "schema": 1, "for_sharing": False}
+    files = [("copy.json", json.dumps(about).encode()), *((name, b"x") for name in names)]
+    with tarfile.open(tmp_path / "copy.tar", "w") as tar:
+        for name, content in [*files, ("conveyor.db", b"")]:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.pax_headers = {
+                "path": name,
+                "CONVEYOR.sha256": hashlib.sha256(content).hexdigest(),
+            }
+            tar.addfile(entry, BytesIO(content))
+    _check_refused(tmp_path / "copy.tar")
