@@ -266,6 +266,8 @@ def _share(database: Path, secret: bytes) -> tuple[str, ...]:
         for (caller,), key in zip(callers, keys, strict=True):
             _rename(connection, caller, caller_id(naming, key))
         connection.execute("UPDATE jobs SET sealed_key = x'', callback = NULL, webhook = NULL")
+        # Without a key, their tasks would all fail at the first start.
+        connection.execute("UPDATE runs SET paused = 1 WHERE status IN ('running', 'pending')")
         connection.execute("DELETE FROM deliveries WHERE status = 'pending'")
         for table in _PRIVATE:
             connection.execute(f"DELETE FROM {table}")

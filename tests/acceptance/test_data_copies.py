@@ -461,3 +461,12 @@ def test_an_archive_of_somebody_else_is_refused_in_words(
             }
             tar.addfile(entry, BytesIO(content))
     _check_refused(tmp_path / "copy.tar")
+
+
+def test_live_runs_of_a_copy_for_sharing_are_paused(shared: Path, tmp_path: Path) -> None:
+    load_copy(shared, tmp_path / "into")
+    with conveyor_server(tmp_path / "into") as server, _api(server, "caller-1") as api:
+        jobs = api.get("/jobs").json()["jobs"]
+        runs = [api.get(f"/jobs/{job['job_id']}").json()["latest_run"] for job in jobs]
+        assert sorted(run["status"] for run in runs) == ["completed", "paused"], runs
+        assert [run["stats"]["failed"] for run in runs] == [0, 0]
