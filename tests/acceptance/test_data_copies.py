@@ -388,8 +388,8 @@ def test_a_copy_for_sharing_names_no_caller_whose_jobs_are_gone(
     shutil.copytree(filled, left)
     with closing(sqlite3.connect(left / "conveyor.db")) as connection, connection:
         connection.execute(
-            "INSERT INTO deliveries SELECT delivery_id, ?1, job_id, 'delivered', created_at, "
-            "updated_at, 0, 0, version, replace(record, caller, ?1) FROM deliveries LIMIT 1",
+            "INSERT INTO deliveries VALUES ('id', ?1, 'job', 'delivered', 1, 1, 0, 0, 1, "
+            "json_object('caller', ?1))",
             gone[:1],
         )
         connection.execute("INSERT INTO daily_tasks VALUES (20000, ?, 5)", gone[1:2])
@@ -468,5 +468,7 @@ def test_live_runs_of_a_copy_for_sharing_are_paused(shared: Path, tmp_path: Path
     with conveyor_server(tmp_path / "into") as server, _api(server, "caller-1") as api:
         jobs = api.get("/jobs").json()["jobs"]
         runs = [api.get(f"/jobs/{job['job_id']}").json()["latest_run"] for job in jobs]
-        assert sorted(run["status"] for run in runs) == ["completed", "paused"], runs
-        assert [run["stats"]["failed"] for run in runs] == [0, 0]
+        assert sorted(run["status"] for run in runs) == ["completed", "running"], runs
+        [live] = [run for run in runs if run["status"] == "running"]
+        assert live["stats"]["failed"] == 0
+        assert live["waiting"]["reason"] == "paused", live
