@@ -30,7 +30,7 @@ def data(context: click.Context) -> None:
 @click.option(
     "--for-sharing",
     is_flag=True,
-    help="Make a secret for the copy, and leave out API keys, signing keys and callbacks.",
+    help="Make a secret for the copy, and leave out API and signing keys, callbacks and webhooks.",
 )
 def save(file: Path, data_dir: Path | None, for_sharing: bool) -> int:
     """Copy database and bodies of a running or stopped server into a new FILE, as of one instant.
@@ -46,7 +46,8 @@ def save(file: Path, data_dir: Path | None, for_sharing: bool) -> int:
     if for_sharing:
         named = f"callers are named by the API keys {saved.keys[0]} to {saved.keys[-1]}; "
         click.echo(
-            "It has a secret of its own, and no API key, signing key, callback or file input; "
+            "It has a secret of its own, and no API key, signing key, callback, webhook or file "
+            "input; "
             f"{named if saved.keys else ''}"
             "URLs, headers and bodies of tasks are in it as they are."
         )

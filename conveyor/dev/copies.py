@@ -7,22 +7,26 @@ database names can go away. The file is a tar, which any compression may wrap.
 
 from __future__ import annotations
 
+import bz2
 import contextlib
-import fcntl
+import errno
+import gzip
+import hashlib
+import lzma
 import os
 import shutil
 import sqlite3
 import tarfile
 import zlib
-from collections.abc import Iterator
-from io import BytesIO
+from collections.abc import Callable, Iterator
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from conveyor import __version__
-from conveyor.dev.directory import SECRET_BYTES
+from conveyor.dev.directory import SECRET_BYTES, lock_directory
 from conveyor.dev.sqlite.schema import STEPS, check_version, migrate
 from conveyor.domain.api_keys import caller_id, derive_key, fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -36,6 +40,35 @@ ABOUT, DATABASE, BLOBS, SECRET = "copy.json", "conveyor.db", "blobs", "secret"
 _CLOCK, _CALLBACKS, _LOCK = "clock", "callbacks.jsonl", "lock"
 _FILES = (SECRET, _CLOCK, _CALLBACKS, DATABASE)
 _INPUTS = "inputs/"
+_PRIVATE = (
+    "notices",
+    "signing_keys",
+    "idempotency_keys",
+    "root_secrets",
+    "job_inputs",
+    "daily_tasks",
+)
+"""The tables of which a copy for sharing has no row of before."""
+_CALLERS = """
+    SELECT caller FROM (
+        SELECT caller, job_id, 0 AS is_job_gone FROM jobs
+        UNION ALL SELECT caller, job_id, 1 FROM runs
+        UNION ALL SELECT caller, job_id, 1 FROM deliveries)
+    WHERE caller <> '' GROUP BY caller ORDER BY min(is_job_gone), min(job_id)
+"""
+"""All callers, in the order of their first jobs; last those whose jobs are all gone."""
+_DIGEST = "CONVEYOR.sha256"
+"""The record of an entry's extended header that has the digest of its content."""
+_Reader = BufferedReader | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
+_OPENERS: dict[bytes, Callable[[IO[bytes]], _Reader]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
+"""The readers of compressed files, by the first bytes of those: they check what they read, which
+tarfile's own do not."""
+_NAMES_AMISS = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
+"""What the system answers to names that cannot stand beside each other, or at all."""
 _WAIT = 30.0
 """Seconds to wait for a moment in which the server writes nothing."""
 _PIECE = 1 << 20
@@ -138,7 +171,7 @@ def _pinned(directory: Path, linked: Path) -> Iterator[sqlite3.Connection]:
         contextlib.closing(_connect(directory / DATABASE)) as reader,
     ):
         check_version(reader, may_be_new=False)
-        seen: set[str] = set()
+        seen: dict[str, int | None] = {}
         _link(directory / BLOBS, linked, seen)
         writer.execute("BEGIN IMMEDIATE")
         try:
@@ -157,27 +190,29 @@ def _connect(path: Path, *, mode: str = "rw") -> sqlite3.Connection:
     )
 
 
-def _link(root: Path, linked: Path, seen: set[str]) -> None:
-    """Link every body that is not linked yet."""
+def _link(root: Path, linked: Path, seen: dict[str, int | None]) -> None:
+    """Link every body that is not linked yet. Where the file system has no links, `seen` keeps
+    the bytes copied, and a body that has grown is copied again."""
     linked.mkdir(mode=0o700, exist_ok=True)
     for key in _keys(root):
-        if key in seen:
-            continue
-        target = linked / key
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Removed since it was listed: the database does not name it any more.
         with contextlib.suppress(FileNotFoundError):
-            _link_one(root / key, target)
-            seen.add(key)
+            if key in seen and seen[key] in (None, (root / key).stat().st_size):
+                continue
+            target = linked / key
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            seen[key] = _link_one(root / key, target)
 
 
-def _link_one(body: Path, target: Path) -> None:
+def _link_one(body: Path, target: Path) -> int | None:
     try:
         os.link(body, target)
     except FileNotFoundError:
         raise
     except OSError:  # a file system without links
         shutil.copyfile(body, target)
+        return target.stat().st_size
+    return None
 
 
 def _keys(root: Path) -> Iterator[str]:
@@ -194,6 +229,15 @@ def _keys(root: Path) -> Iterator[str]:
 def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], at: int) -> None:
     entry = tarfile.TarInfo(name)
     entry.size = content.seek(0, os.SEEK_END)
+    content.seek(0)
+    digest, left = hashlib.sha256(), entry.size
+    while left:  # not to the end: a file of many bodies grows meanwhile
+        piece = content.read(min(left, _PIECE))
+        if not piece:
+            raise _refused(f"{name} became shorter while it was copied")
+        digest.update(piece)
+        left -= len(piece)
+    entry.pax_headers = {_DIGEST: digest.hexdigest()}
     content.seek(0)
     entry.mode, entry.mtime = 0o600, at
     tar.addfile(entry, content)
@@ -215,17 +259,17 @@ def _share(database: Path, secret: bytes) -> tuple[str, ...]:
     with contextlib.closing(_connect(database)) as connection:
         migrate(connection)
         connection.execute("PRAGMA secure_delete = ON").fetchone()
-        callers = connection.execute(
-            "SELECT caller FROM jobs GROUP BY caller ORDER BY min(job_id)"
-        ).fetchall()
+        callers = connection.execute(_CALLERS).fetchall()
         naming = derive_key(secret, "callers")
         keys = tuple(f"caller-{number}" for number in range(1, len(callers) + 1))
         connection.execute("BEGIN")
         for (caller,), key in zip(callers, keys, strict=True):
             _rename(connection, caller, caller_id(naming, key))
-        connection.execute("UPDATE jobs SET sealed_key = x'', callback = NULL")
-        connection.execute("DELETE FROM notices WHERE callback IS NOT NULL")
-        for table in ("signing_keys", "idempotency_keys", "root_secrets", "job_inputs"):
+        connection.execute("UPDATE jobs SET sealed_key = x'', callback = NULL, webhook = NULL")
+        # Without a key, their tasks would all fail at the first start.
+        connection.execute("UPDATE runs SET paused = 1 WHERE status IN ('running', 'pending')")
+        connection.execute("DELETE FROM deliveries WHERE status = 'pending'")
+        for table in _PRIVATE:
             connection.execute(f"DELETE FROM {table}")
         connection.execute(
             "INSERT INTO root_secrets (fingerprint) VALUES (?)", (fingerprint(secret),)
@@ -245,8 +289,9 @@ def _rename(connection: sqlite3.Connection, before: str, after: str) -> None:
 
 
 def check_empty(directory: Path) -> None:
-    """Raise ConveyorError(conflict) for a directory with anything in it; it may be missing."""
-    if directory.is_symlink() or (directory.is_dir() and os.listdir(directory)):
+    """Raise ConveyorError(conflict) for a directory with anything but a lock in it; it may be
+    missing."""
+    if directory.is_symlink() or (directory.is_dir() and set(os.listdir(directory)) - {_LOCK}):
         raise _refused(f"{directory} is not empty: only an empty directory is filled")
 
 
@@ -254,39 +299,60 @@ def load_copy(file: Path, directory: Path) -> AboutCopy:
     """Fill an empty or missing directory from a copy; the next start brings it to the present
     schema.
 
-    Raises ConveyorError, and leaves nothing behind, where the directory has anything in it, or the
-    file is no whole copy or of a newer version.
+    Raises ConveyorError, and leaves nothing behind, where the directory has anything in it or is
+    in use, or the file is no whole copy or of a newer version.
     """
     was_there = directory.is_dir()
     check_empty(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = lock_directory(directory)
     try:
-        with _locked(directory), open(file, "rb") as stream:
-            directory.chmod(0o700)
-            with tarfile.open(fileobj=stream, mode="r|*", bufsize=_PIECE) as tar:
+        # Again: only from here on does nobody else fill it.
+        check_empty(directory)
+        return _fill(directory, file, was_there=was_there)
+    finally:
+        os.close(lock)
+
+
+def _fill(directory: Path, file: Path, *, was_there: bool) -> AboutCopy:
+    """Fill a directory that is locked; empty it again where that fails."""
+    try:
+        directory.chmod(0o700)
+        with open(file, "rb") as raw, _opened(raw) as stream:
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=_PIECE) as tar:
                 about = _unpack(tar, directory, file)
-        with contextlib.closing(_connect(directory / DATABASE)) as connection:
-            check_version(connection, may_be_new=False)
-    except (tarfile.TarError, EOFError, zlib.error, sqlite3.Error):
+            while stream.read(_PIECE):  # up to the checksum of a compressed file
+                pass
+        _check_database(directory / DATABASE)
+    except BaseException as error:
         _empty(directory, was_there=was_there)
+        if not _is_damage(error):
+            raise
         raise _refused(f"{file} is cut off or damaged, or no copy of Conveyor's data") from None
-    except BaseException:
-        _empty(directory, was_there=was_there)
-        raise
     return about
 
 
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keep servers out of a directory that is being filled."""
-    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise _refused(f"{directory} is in use by another conveyor-dev") from None
-    finally:
-        os.close(descriptor)
+def _opened(raw: BufferedReader) -> _Reader:
+    """Open a file that any compression may wrap."""
+    head = raw.peek(8)
+    for begin, opener in _OPENERS.items():
+        if head.startswith(begin):
+            return opener(raw)
+    return raw
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Tell what a damaged file raises from what the disk does: only the latter has a number."""
+    damage = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, sqlite3.Error)
+    return isinstance(error, damage) or (isinstance(error, OSError) and error.errno is None)
+
+
+def _check_database(path: Path) -> None:
+    with contextlib.closing(_connect(path)) as connection:
+        check_version(connection)
+        is_new = connection.execute("PRAGMA user_version").fetchone() == (0,)
+        if is_new or connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError("damaged")
 
 
 def _empty(directory: Path, *, was_there: bool) -> None:
@@ -306,31 +372,48 @@ def _unpack(tar: tarfile.TarFile, directory: Path, file: Path) -> AboutCopy:
         content = tar.extractfile(entry)
         if content is None or not _is_ours(entry.name):
             raise tarfile.ReadError("a file that no copy has")
-        path = directory / entry.name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as target:
-            shutil.copyfileobj(content, target, _PIECE)
-            if target.tell() != entry.size:
-                raise tarfile.ReadError("cut off")
+        with open(_made(directory / entry.name), "wb") as target:
+            digest = hashlib.sha256()
+            while piece := content.read(_PIECE):
+                digest.update(piece)
+                target.write(piece)
+        _check_digest(entry, digest.hexdigest())
         last = entry.name
     if last != DATABASE:
         raise tarfile.ReadError("cut off")
     return about
 
 
-def _about(tar: tarfile.TarFile, first: tarfile.TarInfo | None, file: Path) -> AboutCopy:
-    content = None if first is None or first.name != ABOUT else tar.extractfile(first)
-    if content is None:
-        raise tarfile.ReadError("no copy")
+def _made(path: Path) -> int:
+    """Make a file of a copy, and the directories above it."""
     try:
-        about = msgspec.json.decode(content.read(_PIECE), type=AboutCopy)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        if error.errno in _NAMES_AMISS:
+            raise tarfile.ReadError(f"no name of a copy: {error.strerror}") from None
+        raise
+
+
+def _about(tar: tarfile.TarFile, first: tarfile.TarInfo | None, file: Path) -> AboutCopy:
+    content = tar.extractfile(first) if first is not None and first.name == ABOUT else None
+    if first is None or content is None:
+        raise tarfile.ReadError("no copy")
+    document = content.read(_PIECE)
+    try:
+        about = msgspec.json.decode(document, type=AboutCopy)
     except msgspec.DecodeError:
         raise tarfile.ReadError("no copy") from None
     if about.form > FORM or about.schema > len(STEPS):
         text = f"{file} was made by a newer Conveyor ({quoted(about.version)}): load it with that"
         raise _refused(text)
+    _check_digest(first, hashlib.sha256(document).hexdigest())
     return about
+
+
+def _check_digest(entry: tarfile.TarInfo, found: str) -> None:
+    if entry.pax_headers.get(_DIGEST) != found:
+        raise tarfile.ReadError("damaged")
 
 
 def _is_ours(name: str) -> bool:

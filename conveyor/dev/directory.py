@@ -99,7 +99,7 @@ class DataDirectory:
         """
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = _lock(path)
+            lock = lock_directory(path)
             _shut(path)
         except FileExistsError:
             raise _unusable(path, "is not a directory") from None
@@ -222,10 +222,17 @@ def _shut(path: Path) -> None:
     )
 
 
-def _lock(path: Path) -> int:
+def lock_directory(path: Path) -> int:
+    """Keep everybody else out of a data directory until the descriptor returned is closed.
+
+    Raises ConveyorError(conflict) where another process has it; OSError.
+    """
     descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(descriptor).st_nlink:
+            # Its owner removed it, after a copy that could not be loaded: it locks nothing now.
+            raise _in_use(path, descriptor)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
     except BlockingIOError:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import errno
+import gzip
+import hashlib
 import json
+import lzma
 import os
 import shutil
 import sqlite3
@@ -12,14 +17,18 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.dev.copies import load_copy, save_copy
+from conveyor.dev.directory import DataDirectory
 from conveyor.dev.segments import read_packed
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.errors import ConveyorError
@@ -254,3 +263,212 @@ def test_a_file_that_no_copy_has_is_not_unpacked(filled: Path, tmp_path: Path, n
     with pytest.raises(ConveyorError, match="no copy"):
         load_copy(tmp_path / "b.tar", tmp_path / "into")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "copy.tar"]
+
+
+def test_a_directory_in_use_is_not_filled_and_stays_as_it_is(filled: Path, tmp_path: Path) -> None:
+    save_copy(filled, tmp_path / "copy.tar", CLOCK)
+    taken = DataDirectory.open(tmp_path / "into", CLOCK, secret="s" * 64)
+    try:
+        with pytest.raises(ConveyorError, match="in use"):
+            load_copy(tmp_path / "copy.tar", tmp_path / "into")
+        assert [path.name for path in (tmp_path / "into").iterdir()] == ["lock"]
+    finally:
+        taken.close()
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+
+
+def test_of_loads_at_a_time_one_fills_the_directory(filled: Path, tmp_path: Path) -> None:
+    file = tmp_path / "copy.tar"
+    save_copy(filled, file, CLOCK)
+    for number in range(10):
+        into = tmp_path / str(number)
+        ready = threading.Barrier(4)
+
+        def load(into: Path = into, ready: threading.Barrier = ready) -> str:
+            ready.wait()
+            try:
+                load_copy(file, into)
+            except ConveyorError as error:
+                return error.detail
+            return ""
+
+        with ThreadPoolExecutor(4) as threads:
+            ends = [one.result() for one in [threads.submit(load) for _ in range(4)]]
+        assert ends.count("") == 1, ends
+        with closing(sqlite3.connect(into / "conveyor.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (4,)
+        shutil.rmtree(into)
+
+
+def _has_pending_delivery(database: Path) -> bool | None:
+    with closing(sqlite3.connect(database)) as connection:
+        sql = "SELECT 1 FROM deliveries WHERE status = 'pending' AND record ->> 'attempt_count' > 0"
+        return bool(connection.execute(sql).fetchall()) or None
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for sharing of a server with a live run, and with an event that waits for another
+    attempt."""
+    directory = tmp_path_factory.mktemp("live")
+    with conveyor_server(directory / "data") as server, _api(server) as api:
+        hook = {"url": "http://127.0.0.1:1/secret-of-hook"}
+        _submit(api, server.url("page"), webhook=hook)
+        _submit(api, server.url("slow", delay=600), webhook=hook)
+        eventually(
+            lambda: _has_pending_delivery(directory / "data" / "conveyor.db"), "a failed event"
+        )
+        save_copy(directory / "data", directory / "copy.tar", CLOCK, for_sharing=True)
+    return directory / "copy.tar"
+
+
+def test_a_copy_for_sharing_sends_nothing(shared: Path, tmp_path: Path) -> None:
+    load_copy(shared, tmp_path / "into")
+    content = b"".join(path.read_bytes() for path in files_below(tmp_path / "into"))
+    assert b"secret-of-hook" not in content
+    with closing(sqlite3.connect(tmp_path / "into" / "conveyor.db")) as connection:
+        for sql in ("FROM notices", "FROM deliveries WHERE status = 'pending'"):
+            assert connection.execute(f"SELECT count(*) {sql}").fetchone() == (0,)
+
+
+def _check_refused(file: Path) -> None:
+    """A file that is damaged fills nothing."""
+    into = file.parent / "into"
+    with pytest.raises(ConveyorError, match="cut off or damaged"):
+        load_copy(file, into)
+    assert not into.exists()
+
+
+@pytest.mark.parametrize("name", ["copy.json", "secret", "blobs/", "conveyor.db"])
+def test_a_copy_with_a_changed_byte_fills_nothing(filled: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "copy.tar"
+    save_copy(filled, file, CLOCK)
+    with tarfile.open(file) as tar:
+        entry = next(entry for entry in tar if entry.name.startswith(name))
+    content = bytearray(file.read_bytes())
+    content[entry.offset_data + entry.size // 2] ^= 1
+    file.write_bytes(content)
+    _check_refused(file)
+
+
+def test_a_copy_of_a_damaged_database_fills_nothing(filled: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "data"
+    shutil.copytree(filled, damaged)
+    with closing(sqlite3.connect(damaged / "conveyor.db")) as connection:
+        sql = "SELECT rootpage FROM sqlite_schema WHERE name = 'tasks_by_state'"
+        (page,) = connection.execute(sql).fetchone()
+    with open(damaged / "conveyor.db", "r+b") as database:
+        database.seek((page - 1) * 4096)
+        database.write(b"\xff" * 4096)
+    save_copy(damaged, tmp_path / "copy.tar", CLOCK)
+    _check_refused(tmp_path / "copy.tar")
+
+
+@pytest.mark.parametrize("module", [gzip, bz2, lzma])
+def test_a_compressed_copy_is_loaded_whole_or_not_at_all(
+    filled: Path, tmp_path: Path, module: Any
+) -> None:
+    save_copy(filled, tmp_path / "copy.tar", CLOCK)
+    packed, file = module.compress((tmp_path / "copy.tar").read_bytes()), tmp_path / "packed"
+    file.write_bytes(packed)
+    load_copy(file, tmp_path / "into")
+    assert _check_whole(tmp_path / "into") == 4
+    shutil.rmtree(tmp_path / "into")
+    for place in (len(packed) // 2, len(packed) - 7):
+        file.write_bytes(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1 :])
+        _check_refused(file)
+    file.write_bytes(packed[:-9])
+    _check_refused(file)
+
+
+def test_a_copy_for_sharing_names_no_caller_whose_jobs_are_gone(
+    filled: Path, tmp_path: Path
+) -> None:
+    left, gone = tmp_path / "data", ("a-caller-of-before", "a-caller-of-a-day", "an-old-caller")
+    shutil.copytree(filled, left)
+    with closing(sqlite3.connect(left / "conveyor.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO deliveries VALUES ('id', ?1, 'job', 'delivered', 1, 1, 0, 0, 1, "
+            "json_object('caller', ?1))",
+            gone[:1],
+        )
+        connection.execute("INSERT INTO daily_tasks VALUES (20000, ?, 5)", gone[1:2])
+        runs = "SELECT run_no FROM runs LIMIT 1"
+        connection.execute(f"UPDATE runs SET caller = ? WHERE run_no IN ({runs})", gone[2:])
+    content = (left / "conveyor.db").read_bytes()
+    assert [name for name in gone if name.encode() not in content] == []
+    saved = save_copy(left, tmp_path / "copy.tar", CLOCK, for_sharing=True)
+    assert saved.keys == ("caller-1", "caller-2", "caller-3", "caller-4")
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    content = b"".join(path.read_bytes() for path in files_below(tmp_path / "into"))
+    assert [name for name in gone if name.encode() in content] == []
+
+
+def test_a_body_that_grows_meanwhile_is_whole_without_links(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "a file system without links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    source = tmp_path / "data"
+    shutil.copytree(filled, source)
+    body = next(iter(files_below(source / "blobs")))
+    stages, bodies = source / "blobs" / "tmp", len(list(files_below(source / "blobs")))
+    with (
+        closing(sqlite3.connect(source / "conveyor.db", isolation_level=None)) as server,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        server.execute("BEGIN IMMEDIATE")
+        saving = thread.submit(save_copy, source, tmp_path / "copy.tar", CLOCK)
+        try:
+            eventually(
+                lambda: len(list(files_below(stages))) == bodies or saving.done() or None, "copies"
+            )
+            with open(body, "ab") as stream:
+                stream.write(b"the last of many")
+        finally:
+            server.execute("ROLLBACK")
+        saving.result()
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    assert (tmp_path / "into" / body.relative_to(source)).read_bytes() == body.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("secret", "secret"),
+        ("blobs/a", "blobs/a/b"),
+        ("blobs/a/b", "blobs/a"),
+        ("b" * 300,),
+        ("blobs/" + "b" * 300,),
+        ("blobs/a\0b",),
+        (),
+    ],
+)
+def test_an_archive_of_somebody_else_is_refused_in_words(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    about = {"form": 1, "version": "1", "schema": 1, "for_sharing": False}
+    files = [("copy.json", json.dumps(about).encode()), *((name, b"x") for name in names)]
+    with tarfile.open(tmp_path / "copy.tar", "w") as tar:
+        for name, content in [*files, ("conveyor.db", b"")]:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.pax_headers = {
+                "path": name,
+                "CONVEYOR.sha256": hashlib.sha256(content).hexdigest(),
+            }
+            tar.addfile(entry, BytesIO(content))
+    _check_refused(tmp_path / "copy.tar")
+
+
+def test_live_runs_of_a_copy_for_sharing_are_paused(shared: Path, tmp_path: Path) -> None:
+    load_copy(shared, tmp_path / "into")
+    with conveyor_server(tmp_path / "into") as server, _api(server, "caller-1") as api:
+        jobs = api.get("/jobs").json()["jobs"]
+        runs = [api.get(f"/jobs/{job['job_id']}").json()["latest_run"] for job in jobs]
+        assert sorted(run["status"] for run in runs) == ["completed", "running"], runs
+        [live] = [run for run in runs if run["status"] == "running"]
+        assert live["stats"]["failed"] == 0
+        assert live["waiting"]["reason"] == "paused", live
