@@ -245,6 +245,9 @@ def _answer(given: object, place: _Place, read_body: ReadBody) -> RuleAnswer:
 def _word(word: str, value: object, place: _Place) -> str:
     """Return the text of a word, as it would stand in a URL."""
     is_flag = isinstance(getattr(PLAIN, word), bool)
+    # Python refuses to write out a whole number of too many digits.
+    if isinstance(value, int) and abs(value) > _HUGE:
+        raise _Wrong(place, _EXPECTED.get(word, "takes a number of at most 300 digits"))
     text = str(int(value)) if isinstance(value, bool) else str(value)
     is_simple = isinstance(value, str | int | float) and isinstance(value, bool) <= is_flag
     # A reset is a word that is also spelt as a number.
@@ -369,8 +372,8 @@ def body_reader(directory: Path | None) -> ReadBody:
     def read(name: str) -> bytes:
         if directory is None:
             raise ValueError("needs a file of rules, whose directory has the bodies")
-        root = directory.resolve()
         try:
+            root = directory.resolve()
             path = (root / name).resolve()
             if not path.is_relative_to(root):
                 raise ValueError("is outside of the directory of the rules")
@@ -381,6 +384,8 @@ def body_reader(directory: Path | None) -> ReadBody:
             return path.read_bytes()
         except OSError as error:
             raise ValueError(f"cannot be read: {error.strerror}") from None
+        except RuntimeError:
+            raise ValueError("cannot be read: its links lead in a circle") from None
 
     return read
 

@@ -14,7 +14,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import TaskBody
 from conveyor.gateway.fake import page
 from conveyor.gateway.ruled import MOST_CALLS, RuledGateway, RulesFile
-from conveyor.gateway.rules import body_reader, rules_of_json, rules_of_toml
+from conveyor.gateway.rules import GatewayRules, body_reader, rules_of_json, rules_of_toml
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.testing.clock import FakeClock
 
@@ -168,6 +168,9 @@ async def test_a_call_longer_than_its_timeout_fails(
         ('[[rules]]\nbody_file = "link"', 2, "is outside of the directory"),
         ('[[rules]]\nbody_file = "gone.html"', 2, "is no file"),
         ('[[rules]]\nbody_file = "pipe"', 2, "is no file"),
+        ('[[rules]]\nbody_file = "circle"', 2, "body_file: "),
+        (f"[[rules]]\nstatus = 0x{'f' * 4_000}", 2, "status: takes a status"),
+        (f"[[rules]]\nbody = 0x{'f' * 4_000}", 2, "body: takes a number of at most"),
         ('[redact]\nheader = ["a"]', 2, "redact.header: is none of headers, query"),
         ('[redact]\nheaders = ["a", 5]', 2, "redact.headers[1]: takes a text"),
         ("seed = -1", 1, "seed: takes a whole number"),
@@ -180,6 +183,7 @@ def test_a_wrong_document_is_told_with_its_line_and_word(
     directory.mkdir()
     (tmp_path / "secret").write_text("secret")
     (directory / "link").symlink_to(tmp_path / "secret")
+    (directory / "circle").symlink_to("circle")
     os.mkfifo(directory / "pipe")
     with pytest.raises(ConveyorError) as caught:
         rules_of_toml(text, "gateway.toml", body_reader(directory))
@@ -267,6 +271,30 @@ async def test_a_changed_file_is_followed_and_a_wrong_one_told_once(
     for number, line in enumerate(told[:20]):
         assert line.startswith(f"{path}, line {number + 1}: word_{number}: is none of")
     assert "cannot be read" in told[-1]
+
+
+async def test_a_file_that_cannot_be_read_for_an_unforeseen_reason_leaves_the_rules(
+    gateway: RuledGateway,
+    clock: FakeClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("rules = [{status = 404}]")
+    file = RulesFile(path, gateway)
+    file.start()
+
+    def fail(self: RulesFile) -> GatewayRules:
+        raise ArithmeticError("no such number")
+
+    path.write_text("rules = [{status = 410}]\n")
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "conveyor.gateway"):
+        patch.setattr(RulesFile, "read", fail)
+        await _look(file, clock)
+    assert await _status(gateway) == 404
+    [record] = caplog.records
+    assert "ArithmeticError: no such number" in record.getMessage()
 
 
 async def _look(file: RulesFile, clock: FakeClock) -> None:
