@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tomllib
 from pathlib import Path
 
 import anyio
@@ -174,6 +175,15 @@ async def test_a_call_longer_than_its_timeout_fails(
         ('[redact]\nheader = ["a"]', 2, "redact.header: is none of headers, query"),
         ('[redact]\nheaders = ["a", 5]', 2, "redact.headers[1]: takes a text"),
         ("seed = -1", 1, "seed: takes a whole number"),
+        ("# seed = -1\n\n'seed'=-1", 3, "seed: takes a whole number"),
+        ('redact.headers = [\n"seed = 5",\n[[], {}],\n]\n', 3, "redact.headers[1]: takes a text"),
+        (
+            "[[rules]]\nbody = '''\n[[rules]]\nstatus = 1\n'''\n[[rules]]\n"
+            "[[rules.answers]]\n[[rules.answers]]\nstatus = 99",
+            9,
+            "rules[1].answers[1].status",
+        ),
+        ("rules = [\n{share = 1, answers = [{}, {}]},\n{share = 2}]", 3, "rules[1].share"),
     ],
 )
 def test_a_wrong_document_is_told_with_its_line_and_word(
@@ -191,6 +201,21 @@ def test_a_wrong_document_is_told_with_its_line_and_word(
     assert detail.startswith(f"gateway.toml, line {line}: "), detail
     assert told in detail
     assert "\n" not in detail
+
+
+def test_the_line_of_a_wrong_word_is_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    loads = tomllib.loads
+
+    def count(text: str) -> dict[str, object]:
+        read.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(tomllib, "loads", count)
+    text = "[[rules]]\nstatus = 200\n" * 900 + "[[rules]]\nstatus = 99"
+    with pytest.raises(ConveyorError, match=r"line 1802: rules\[900\].status: "):
+        rules_of_toml(text, "gateway.toml", body_reader(None))
+    assert read == [text]
 
 
 @pytest.mark.parametrize(
