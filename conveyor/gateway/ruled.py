@@ -446,6 +446,11 @@ class RulesFile:
         except ConveyorError as error:
             _log.error("%s; the rules before it stay", error.detail)
             return
+        except Exception as error:
+            # The server works on without this file.
+            told = f"{type(error).__name__}: {error}"
+            _log.error("%s: %s; the rules before it stay", self._path, told)
+            return
         self._gateway.follow(rules)
         _log.info("%s: %d rules from now on", self._path, len(rules.rules))
 

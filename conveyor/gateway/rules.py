@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -92,10 +92,13 @@ class GatewayRules(msgspec.Struct, frozen=True):
 NO_RULES = GatewayRules()
 
 
+_Place = tuple[str | int, ...]
+
+
 class _Wrong(Exception):
     """A word that cannot be used, by its place in the document, and why."""
 
-    def __init__(self, place: tuple[str | int, ...], reason: str) -> None:
+    def __init__(self, place: _Place, reason: str) -> None:
         super().__init__(reason)
         self.place = place
         self.reason = reason
@@ -147,31 +150,107 @@ def _not_toml(name: str, told: str) -> str:
     return f"{name}{line}: is not TOML: {_WHERE.sub('', told)}"
 
 
-def _line_of(text: str, place: tuple[str | int, ...]) -> int:
-    """Return the line on which a word stands: the first one that has its last name and up to which
-    the document, with an open list closed, has something at that place."""
-    words = [step for step in place if isinstance(step, str)]
-    last = words[-1] if words else ""
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        if last in line and _reaches("\n".join(lines[:number]), place):
-            return number
-    return 1
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}'
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\])*"'
+    r"|'[^']*'"
+    r"|#[^\n]*"
+    r"|[\n\[\]{},=]"
+    r"|[^\s\"'#\[\]{},=.]+",
+    re.DOTALL,
+)
+_DEEPEST = 8
+"""Names of a place that are looked at, more than any word of a document of rules has."""
 
 
-def _reaches(text: str, place: tuple[str | int, ...]) -> bool:
-    for end in ("", "]"):
-        try:
-            found: Any = tomllib.loads(text + end)
-        except (ValueError, RecursionError):
-            continue
-        try:
-            for step in place:
-                found = found[step]
-        except (LookupError, TypeError):
-            continue
-        return True
-    return False
+def _line_of(text: str, place: _Place) -> int:
+    """Return the line on which a word begins, or else the innermost part around it."""
+    steps, found = 0, 1
+    for line, other in _Places().read(text):
+        if len(other) > steps and place[: len(other)] == other:
+            steps, found = len(other), line
+    return found
+
+
+class _Places:
+    """The places of all that stands in a document of valid TOML, found in one pass."""
+
+    def __init__(self) -> None:
+        self._table: _Place = ()
+        self._lengths: dict[_Place, int] = {}
+        self._names: list[str] = []
+        self._brackets = 0
+        # The open lists, with the place of their next item, and tables, whose items have names.
+        self._open: list[tuple[_Place, int | None]] = []
+        self._value: _Place | None = None
+
+    def read(self, text: str) -> Iterator[tuple[int, _Place]]:
+        """Yield each place with its line; some more than once."""
+        line = 1
+        for match in _TOKEN.finditer(text):
+            token = match[0]
+            if not token.startswith("#"):
+                place = self._name(token) if self._value is None else self._part(token)
+                if place is not None:
+                    yield line, place
+            line += token.count("\n")
+
+    def _name(self, token: str) -> _Place | None:
+        """Take a part of a name or of a header; return the place that it completes."""
+        if token == "=":
+            self._value = (*(self._open[-1][0] if self._open else self._table), *self._taken())
+            return self._value
+        if token == "}":
+            self._value, _ = self._open.pop()
+        elif token == "[":
+            self._brackets += 1
+        elif token == "]" and self._names:
+            self._table = self._header()
+            self._brackets = 0
+            return self._table
+        elif token not in (",", "\n", "]"):
+            self._names.append(token.strip("\"'"))
+        return None
+
+    def _part(self, token: str) -> _Place | None:
+        """Take a part of a value; return the place of what begins there."""
+        value = self._value
+        assert value is not None
+        if token == "\n":
+            self._value = value if self._open else None
+        elif token == ",":
+            place, number = self._open.pop()
+            number = None if number is None else number + 1
+            self._open.append((place, number))
+            self._value = None if number is None else (*place, number)
+        elif token in "]}":
+            self._value, _ = self._open.pop()
+        elif token in "[{":
+            self._open.append((value, 0 if token == "[" else None))
+            self._value = (*value, 0) if token == "[" else None
+            return value
+        else:
+            return value
+        return None
+
+    def _header(self) -> _Place:
+        """Return the place of a table by its header; one with two brackets is a list's next."""
+        place: _Place = ()
+        *outer, last = self._taken()
+        for name in outer:
+            place = (*place, name)
+            if place in self._lengths:
+                place = (*place, self._lengths[place] - 1)
+        place = (*place, last)
+        if self._brackets == 1:
+            return place
+        self._lengths[place] = self._lengths.get(place, 0) + 1
+        return (*place, self._lengths[place] - 1)
+
+    def _taken(self) -> list[str]:
+        names, self._names = self._names[:_DEEPEST], []
+        return names
 
 
 def parse_rules(document: Mapping[str, Any], read_body: ReadBody) -> GatewayRules:
@@ -201,8 +280,6 @@ def parse_rules(document: Mapping[str, Any], read_body: ReadBody) -> GatewayRule
 
 
 # -- parts --
-
-_Place = tuple[str | int, ...]
 
 
 def _rule(given: object, place: _Place, read_body: ReadBody) -> Rule:
@@ -256,6 +333,9 @@ def _answer(given: object, place: _Place, read_body: ReadBody) -> RuleAnswer:
 def _word(word: str, value: object, place: _Place) -> str:
     """Return the text of a word, as it would stand in a URL."""
     is_flag = isinstance(getattr(PLAIN, word), bool)
+    # Python refuses to write out a whole number of too many digits.
+    if isinstance(value, int) and abs(value) > _HUGE:
+        raise _Wrong(place, _EXPECTED.get(word, "takes a number of at most 300 digits"))
     text = str(int(value)) if isinstance(value, bool) else str(value)
     is_simple = isinstance(value, str | int | float) and isinstance(value, bool) <= is_flag
     # A reset is a word that is also spelt as a number.
@@ -398,8 +478,8 @@ def body_reader(directory: Path | None) -> ReadBody:
     def read(name: str) -> bytes:
         if directory is None:
             raise ValueError("needs a file of rules, whose directory has the bodies")
-        root = directory.resolve()
         try:
+            root = directory.resolve()
             path = (root / name).resolve()
             if not path.is_relative_to(root):
                 raise ValueError("is outside of the directory of the rules")
@@ -410,6 +490,8 @@ def body_reader(directory: Path | None) -> ReadBody:
             return path.read_bytes()
         except OSError as error:
             raise ValueError(f"cannot be read: {error.strerror}") from None
+        except RuntimeError:
+            raise ValueError("cannot be read: its links lead in a circle") from None
 
     return read
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,18 @@ BY_SIGNAL = 128
 LAST_LINES = 50
 END_SECONDS = 30.0
 """Seconds in which the server, or a command whose server failed, must have ended once asked."""
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOKS_EVERY = 0.05
+"""Seconds between two looks at the signals while the server starts."""
+_PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_SIGNAL_AT_END_OF_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class _Server(NamedTuple):
@@ -62,45 +73,69 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-class _Signals:
-    """The signals that this process has got, in their order, in place of their usual effect."""
+class _Signal(NamedTuple):
+    number: int
+    reached_command: bool
+    """The terminal sends what its keys ask for to the command itself."""
 
-    def __init__(self, wakes: socket.socket) -> None:
-        self._wakes = wakes
+
+class _Signals:
+    """The signals that this process gets, one by one, in place of their usual effect."""
+
+    def __init__(self, awaited: Collection[signal.Signals], former: Collection[int]) -> None:
+        self._awaited = awaited
+        self._former = former
         self.stopped_by = 0
         """The first signal that asked to stop, if one did."""
 
-    def wait(self, *streams: int) -> list[int]:
-        """Wait for a signal, or for something to read from the streams; return the new signals that
-        ask to stop. The end of a child is a signal too."""
-        select.select([self._wakes.fileno(), *streams], [], [])
-        numbers: list[int] = []
-        with suppress(BlockingIOError):
-            numbers = [number for number in self._wakes.recv(4_096) if number in _PASSED_ON]
-        if numbers and not self.stopped_by:
-            self.stopped_by = numbers[0]
-        return numbers
+    def wait(self) -> _Signal | None:
+        """Wait for a signal; return it unless it tells of the end of a child."""
+        return self._read(signal.sigwaitinfo(self._awaited))
+
+    def next(self) -> _Signal | None:
+        """Return a signal if there is one, other than the end of a child."""
+        found = signal.sigtimedwait(self._awaited, 0)
+        return None if found is None else self._read(found)
+
+    def _read(self, found: signal.struct_siginfo) -> _Signal | None:
+        number = found.si_signo
+        if number == signal.SIGCHLD:
+            return None
+        self.stopped_by = self.stopped_by or number
+        # The kernel sends for a terminal, to all in its foreground. Of its end it tells only the
+        # leader of a session.
+        is_alone = number == signal.SIGHUP and os.getsid(0) == os.getpid()
+        return _Signal(number, found.si_code > 0 and not is_alone)
+
+    def forget(self) -> None:
+        """Take those that nobody waits for any more."""
+        while signal.sigtimedwait(self._awaited, 0) is not None:
+            pass
+
+    def let_through(self) -> None:
+        """Have a new child get signals as this process did before."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._former)
+
+    def let_through_to_server(self) -> None:
+        """Have a new child get signals, and SIGTERM at the end of this process."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_SIGNAL_AT_END_OF_PARENT, signal.SIGTERM)
+        self.let_through()
 
 
 @contextmanager
 def _signals() -> Iterator[_Signals]:
     """Keep signals from ending this process. One that is ignored stays so."""
-    wakes, written = socket.socketpair()
-    with wakes, written:
-        wakes.setblocking(False)
-        written.setblocking(False)
-        before = {number: signal.getsignal(number) for number in (*_PASSED_ON, signal.SIGCHLD)}
-        # Each number is written by the wakeup below.
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN or number == signal.SIGCHLD:
-                signal.signal(number, lambda _number, _frame: None)
-        wakeup = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-        try:
-            yield _Signals(wakes)
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    awaited = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
+    awaited.add(signal.SIGCHLD)
+    of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signals = _Signals(awaited, signal.pthread_sigmask(signal.SIG_BLOCK, awaited))
+    try:
+        yield signals
+    finally:
+        signals.forget()
+        signals.let_through()
+        signal.signal(signal.SIGCHLD, of_children)
 
 
 def run_with_server(command: Sequence[str], flags: Sequence[str]) -> int:
@@ -118,7 +153,7 @@ def run_with_server(command: Sequence[str], flags: Sequence[str]) -> int:
         signals = stack.enter_context(_signals())
         made = TemporaryDirectory(prefix="conveyor-exec-", ignore_cleanup_errors=True)
         directory = Path(stack.enter_context(made))
-        server = _start(directory, flags)
+        server = _start(directory, flags, signals)
         stack.callback(server.stop)
         info = _ready(server, signals)
         if info is not None:
@@ -138,7 +173,7 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _start(directory: Path, flags: Sequence[str]) -> _Server:
+def _start(directory: Path, flags: Sequence[str], signals: _Signals) -> _Server:
     log = directory / "server.log"
     own = ["--host", "127.0.0.1", "--port", "0", "--json", "--data-dir", str(directory / "data")]
     with log.open("wb") as written:
@@ -149,6 +184,7 @@ def _start(directory: Path, flags: Sequence[str]) -> _Server:
             stdout=subprocess.PIPE,
             stderr=written,
             start_new_session=True,
+            preexec_fn=signals.let_through_to_server,
         )
     return _Server(process, log)
 
@@ -159,9 +195,9 @@ def _ready(server: _Server, signals: _Signals) -> ServerInfo | None:
     assert output is not None
     line = b""
     while not line.endswith(b"\n"):
-        if signals.wait(output.fileno()):
+        if signals.next() is not None:
             return None
-        if not select.select([output], [], [], 0)[0]:
+        if not select.select([output], [], [], LOOKS_EVERY)[0]:
             continue
         piece = os.read(output.fileno(), 65_536)
         if not piece:
@@ -177,7 +213,7 @@ def _run(
     dev_url = f"{info.api.removesuffix('/v1')}{DEV_PATH}"
     environment = command_environment(info.api, dev_url, info.dev_token)
     try:
-        process = subprocess.Popen(command, env=environment)
+        process = subprocess.Popen(command, env=environment, preexec_fn=signals.let_through)
     except OSError as error:
         _say(f"conveyor-dev: exec: {command[0]}: {error.strerror}")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
@@ -186,18 +222,9 @@ def _run(
             process.terminate()
             _wait(process)
             return None
-        for number in signals.wait():
-            # The terminal has sent an interruption to the command itself.
-            if number != signal.SIGINT or not _is_in_foreground():
-                with suppress(ProcessLookupError):
-                    process.send_signal(number)
+        found = signals.wait()
+        if found is not None and not found.reached_command:
+            with suppress(ProcessLookupError):
+                process.send_signal(found.number)
     code = process.wait()
     return code if code >= 0 else BY_SIGNAL - code
-
-
-def _is_in_foreground() -> bool:
-    """Return whether the keys of a terminal reach this process and its command."""
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
-        return False

@@ -58,6 +58,33 @@ while len(got) < 2:
 sys.exit(130)
 """
 
+COUNT = """
+import pathlib, signal, sys, time
+told, got = pathlib.Path(sys.argv[1]), []
+def note(number, _):
+    got.append(signal.Signals(number).name)
+for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    signal.signal(getattr(signal, name), note)
+while "SIGUSR2" not in got:
+    told.write_text(" ".join(["ready", *got]))
+    time.sleep(0.01)
+told.write_text(" ".join(["ready", *got]))
+sys.exit(7)
+"""
+ON_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+STAY = """
+import os, pathlib, sys, time
+told = pathlib.Path(sys.argv[1])
+told.with_suffix(".new").write_text(str(os.getpid()))
+told.with_suffix(".new").rename(told)
+time.sleep(600)
+"""
+
 
 def _command(*words: str, flags: Sequence[str] = ()) -> list[str]:
     return [*SERVER, "exec", "--gateway", "fake", *flags, "--", *words]
@@ -145,6 +172,66 @@ def test_a_server_that_fails_is_told_by_its_last_lines(tmp_path: Path) -> None:
 
 def test_signals_go_to_the_command_first(tmp_path: Path) -> None:
     _interrupted(tmp_path)
+
+
+@pytest.mark.parametrize("has_input", [True, False])
+def test_each_signal_reaches_a_command_on_a_terminal_once(tmp_path: Path, has_input: bool) -> None:
+    told, temporary = tmp_path / "told", tmp_path / "temporary"
+    keys, terminal = os.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, *_command(sys.executable, "-c", COUNT, str(told))],
+        env=_environment(temporary),
+        stdin=terminal if has_input else subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    try:
+        heard = "ready"
+        eventually(partial(_told, told, heard), heard, timeout=60)
+        for key, number in (
+            (b"\x03", signal.SIGINT),
+            (b"", signal.SIGUSR1),
+            (b"\x1c", signal.SIGQUIT),
+            (b"", signal.SIGINT),
+            (b"", signal.SIGHUP),
+            (b"", signal.SIGQUIT),
+            (b"", signal.SIGUSR2),
+        ):
+            if key:
+                os.write(keys, key)
+            else:
+                child.send_signal(number)
+            heard = f"{heard} {number.name}"
+            eventually(partial(_told, told, heard), heard, timeout=60)
+        assert child.wait(60) == 7
+    finally:
+        child.kill()
+        child.wait()
+        os.close(keys)
+    assert _left(temporary) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of the end of a parent")
+def test_no_server_outlives_a_killed_exec(tmp_path: Path) -> None:
+    told, temporary = tmp_path / "told", tmp_path / "temporary"
+    child = subprocess.Popen(
+        _command(sys.executable, "-c", STAY, str(told)), env=_environment(temporary)
+    )
+    try:
+        eventually(lambda: told.exists() or None, "the command runs", timeout=60)
+        assert any(name.isdecimal() for name in _left(temporary))
+    finally:
+        child.kill()
+        child.wait()
+    try:
+        eventually(partial(_has_ended, temporary), "the server has ended", timeout=60)
+    finally:
+        os.kill(int(told.read_text()), signal.SIGKILL)
+
+
+def _has_ended(directory: Path) -> bool | None:
+    return None if any(name.isdecimal() for name in _left(directory)) else True
 
 
 @pytest.mark.extended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tomllib
 from pathlib import Path
 
 import anyio
@@ -14,7 +15,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import TaskBody
 from conveyor.gateway.fake import page
 from conveyor.gateway.ruled import MOST_CALLS, RuledGateway, RulesFile
-from conveyor.gateway.rules import body_reader, rules_of_json, rules_of_toml
+from conveyor.gateway.rules import GatewayRules, body_reader, rules_of_json, rules_of_toml
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.testing.clock import FakeClock
 
@@ -195,9 +196,21 @@ async def test_a_call_longer_than_its_timeout_fails(
         ('[[rules]]\nbody_file = "link"', 2, "is outside of the directory"),
         ('[[rules]]\nbody_file = "gone.html"', 2, "is no file"),
         ('[[rules]]\nbody_file = "pipe"', 2, "is no file"),
+        ('[[rules]]\nbody_file = "circle"', 2, "body_file: "),
+        (f"[[rules]]\nstatus = 0x{'f' * 4_000}", 2, "status: takes a status"),
+        (f"[[rules]]\nbody = 0x{'f' * 4_000}", 2, "body: takes a number of at most"),
         ('[redact]\nheader = ["a"]', 2, "redact.header: is none of headers, query"),
         ('[redact]\nheaders = ["a", 5]', 2, "redact.headers[1]: takes a text"),
         ("seed = -1", 1, "seed: takes a whole number"),
+        ("# seed = -1\n\n'seed'=-1", 3, "seed: takes a whole number"),
+        ('redact.headers = [\n"seed = 5",\n[[], {}],\n]\n', 3, "redact.headers[1]: takes a text"),
+        (
+            "[[rules]]\nbody = '''\n[[rules]]\nstatus = 1\n'''\n[[rules]]\n"
+            "[[rules.answers]]\n[[rules.answers]]\nstatus = 99",
+            9,
+            "rules[1].answers[1].status",
+        ),
+        ("rules = [\n{share = 1, answers = [{}, {}]},\n{share = 2}]", 3, "rules[1].share"),
     ],
 )
 def test_a_wrong_document_is_told_with_its_line_and_word(
@@ -207,6 +220,7 @@ def test_a_wrong_document_is_told_with_its_line_and_word(
     directory.mkdir()
     (tmp_path / "secret").write_text("secret")
     (directory / "link").symlink_to(tmp_path / "secret")
+    (directory / "circle").symlink_to("circle")
     os.mkfifo(directory / "pipe")
     with pytest.raises(ConveyorError) as caught:
         rules_of_toml(text, "gateway.toml", body_reader(directory))
@@ -214,6 +228,21 @@ def test_a_wrong_document_is_told_with_its_line_and_word(
     assert detail.startswith(f"gateway.toml, line {line}: "), detail
     assert told in detail
     assert "\n" not in detail
+
+
+def test_the_line_of_a_wrong_word_is_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    loads = tomllib.loads
+
+    def count(text: str) -> dict[str, object]:
+        read.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(tomllib, "loads", count)
+    text = "[[rules]]\nstatus = 200\n" * 900 + "[[rules]]\nstatus = 99"
+    with pytest.raises(ConveyorError, match=r"line 1802: rules\[900\].status: "):
+        rules_of_toml(text, "gateway.toml", body_reader(None))
+    assert read == [text]
 
 
 @pytest.mark.parametrize(
@@ -294,6 +323,30 @@ async def test_a_changed_file_is_followed_and_a_wrong_one_told_once(
     for number, line in enumerate(told[:20]):
         assert line.startswith(f"{path}, line {number + 1}: word_{number}: is none of")
     assert "cannot be read" in told[-1]
+
+
+async def test_a_file_that_cannot_be_read_for_an_unforeseen_reason_leaves_the_rules(
+    gateway: RuledGateway,
+    clock: FakeClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("rules = [{status = 404}]")
+    file = RulesFile(path, gateway)
+    file.start()
+
+    def fail(self: RulesFile) -> GatewayRules:
+        raise ArithmeticError("no such number")
+
+    path.write_text("rules = [{status = 410}]\n")
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "conveyor.gateway"):
+        patch.setattr(RulesFile, "read", fail)
+        await _look(file, clock)
+    assert await _status(gateway) == 404
+    [record] = caplog.records
+    assert "ArithmeticError: no such number" in record.getMessage()
 
 
 async def _look(file: RulesFile, clock: FakeClock) -> None:
