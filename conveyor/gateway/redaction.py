@@ -24,11 +24,46 @@ from conveyor.ports.recordings import Asked
 
 # -- names --
 
-_NOT_ALNUM = re.compile(r"[^a-z0-9]|[0-9]+$")
-_KEY_PARTS = re.compile(
-    r"apikey|token|secret|passw|passphrase|credential|signature|authori[sz]|sessionid|cookie|jwt"
-    r"|bearer|(?:^|[^n])key$|^(?:auth|sig|pwd|pass|sid|session|pin|otp|hmac)$|auth$"
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_PARTS = re.compile(
+    r"apikey|accesskey|token|secret|passw|passphrase|passcode|credential|signature|authori[sz]"
+    r"|sess(?:ion)?id|cookie|jwt|bearer|csrf|xsrf|(?:pwd|auth)$"
 )
+_SECRET_WORDS = frozenset(
+    ["auth", "creds", "hmac", "otp", "pass", "pin", "pwd", "sess", "session", "sid", "sig", "totp"]
+)
+_LAST_PART = re.compile(r"(?:keys?|pass|session)$")
+_NO_SECRETS = frozenset(
+    [
+        "donkey",
+        "hockey",
+        "jockey",
+        "lackey",
+        "mickey",
+        "monkey",
+        "turkey",
+        "whiskey",
+        "bypass",
+        "compass",
+        "encompass",
+        "overpass",
+        "surpass",
+        "trespass",
+        "underpass",
+        "obsession",
+    ]
+)
+"""Words that end as the names of secrets do."""
+
+
+def _looks_secret(name: str) -> bool:
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words:
+        return False
+    joined = "".join(words)
+    if not _SECRET_WORDS.isdisjoint(words) or _SECRET_PARTS.search(joined) is not None:
+        return True
+    return _LAST_PART.search(joined) is not None and words[-1] not in _NO_SECRETS
 
 
 class SecretNames(msgspec.Struct, frozen=True):
@@ -39,9 +74,9 @@ class SecretNames(msgspec.Struct, frozen=True):
 
     def match(self, name: str) -> bool:
         """Tell whether the value of this name is a secret."""
-        lowered = name.lower()
-        if _KEY_PARTS.search(_NOT_ALNUM.sub("", lowered)) is not None:
+        if _looks_secret(name):
             return True
+        lowered = name.lower()
         return any(lowered == other.lower() for other in (*self.headers, *self.query))
 
 
@@ -301,8 +336,34 @@ def _url(url: str, secrets: _Secrets, depth: int = 0) -> str:
     return scheme + authority + path + "".join(marked)
 
 
+_OAUTH = frozenset(
+    [
+        "client_id",
+        "code_verifier",
+        "grant_type",
+        "iss",
+        "redirect_uri",
+        "scope",
+        "session_state",
+        "state",
+    ]
+)
+"""Names beside which `code` is the secret of a sign-in; elsewhere it is that of a product."""
+
+
 def _query(text: str, secrets: _Secrets, depth: int = 0) -> str:
-    return "&".join(_pair(pair, secrets, depth) for pair in text.split("&"))
+    pairs = text.split("&")
+    if any(pair.partition("=")[0] in _OAUTH for pair in pairs):
+        pairs = [_without_code(pair, secrets) for pair in pairs]
+    return "&".join(_pair(pair, secrets, depth) for pair in pairs)
+
+
+def _without_code(pair: str, secrets: _Secrets) -> str:
+    name, _, value = pair.partition("=")
+    if name != "code":
+        return pair
+    secrets.add(value)
+    return f"{name}={MASK}"
 
 
 def _pair(pair: str, secrets: _Secrets, depth: int) -> str:

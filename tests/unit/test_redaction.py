@@ -119,6 +119,58 @@ def test_requests_that_differ_otherwise_have_another_key(other: ScrapeRequest) -
     assert redacted(other).asked.key != redacted(asked()).asked.key
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "subscription-key",
+        "session_key",
+        "encryptionKey",
+        "admin_key",
+        "commonkey",
+        "PHPSESSID",
+        "connect.sid",
+        "x-session",
+        "user_pass",
+        "dbpass",
+        "db_pwd",
+        "key[0]",
+        "auth[0]",
+        "csrf",
+        "creds",
+        "login_pin",
+        "otp_code",
+        "apiKey2",
+        "accessKeyId",
+    ],
+)
+def test_values_of_names_like_those_of_keys_are_secret(name: str) -> None:
+    found = redacted(asked(f"{PAGE}?{quote(name)}=a1b2c3d4&page=2"))
+    assert found.asked.url == f"{PAGE}?{quote(name)}=***&page=2"
+    assert "a1b2c3d4" in found.secrets
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "monkey",
+        "roast_turkey",
+        "compass",
+        "goods_id",
+        "newsId",
+        "author",
+        "passenger",
+        "keyword",
+        "code",
+    ],
+)
+def test_values_of_other_names_stay(name: str) -> None:
+    assert redacted(asked(f"{PAGE}?{name}=a1b2c3d4")).asked.url == f"{PAGE}?{name}=a1b2c3d4"
+
+
+def test_the_code_of_a_sign_in_is_secret() -> None:
+    assert "a1b2c3d4" in redacted(asked(f"{PAGE}?code=a1b2c3d4&state=x")).secrets
+
+
 def test_names_of_ones_own_are_redacted_too() -> None:
     names = SecretNames(query=("Kunde",))
     one, other = (asked(f"{PAGE}?kunde={value}") for value in ("first1", "other2"))
