@@ -85,8 +85,8 @@ USUAL_NAMES = SecretNames()
 # -- values --
 
 _USUAL = """
-    accept admin age all alive anonymous any application apng avif br cache charset client close
-    content deflate demo en example false form guest gzip html http https identity image immutable
+    accept admin age all alive anonymous any application apng avif basic bearer br cache charset client
+    close content deflate demo en example false form guest gzip html http https identity image immutable
     iso javascript json keep latin local localhost max multipart no none null off on plain png
     public reload root store svg test text transform true undefined urlencoded user username utf
     webp www xhtml xml xmlhttprequest zstd
@@ -271,9 +271,13 @@ def _scanner_of(secrets: tuple[str, ...]) -> SecretScanner:
 
 # -- requests --
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:[/\\]*)([^/\\?#]*)([^?#]*)(\?[^#]*)?(#.*)?", re.DOTALL)
-_MATRIX = re.compile(r";([^=;/]+)=([^;/]*)")
-_NESTED = 3
+_URL = re.compile(
+    r"((?:[A-Za-z][A-Za-z0-9+.-]*:[/\\]*|[/\\]{2,})?)((?<=[:/\\])[^/\\?#]*)?([^?#]*)(\?[^#]*)?(#.*)?",
+    re.DOTALL,
+)
+_IN_PATH = re.compile(r"(?:^|(?<=[/;,&]))([^=;/,&]+)=([^;/,&]*)")
+_USER_IN_PATH = re.compile(r"(:/{1,2})([^/@]+)@")
+_NESTED = 4
 
 
 class Redacted(msgspec.Struct, frozen=True):
@@ -327,13 +331,52 @@ def _url(url: str, secrets: _Secrets, depth: int = 0) -> str:
     if user:
         secrets.add_pair(user)
         authority = f"{MASK}{at}{host}"
-    for name, value in _MATRIX.findall(path):
-        if secrets.names.match(unquote(name)):
-            secrets.add(value)
-            path = path.replace(f";{name}={value}", f";{name}={MASK}")
-    queries = (_query(text[1:], secrets, depth) for text in (query, fragment))
-    marked = (mark + text for mark, text in zip((query[:1], fragment[:1]), queries, strict=True))
-    return scheme + authority + path + "".join(marked)
+    shown = scheme + authority + _path(path, secrets, depth)
+    if query:
+        shown += "?" + _query(query[1:], secrets, depth)
+    if fragment:
+        route, mark, query = fragment[1:].partition("?")
+        shown += "#" + _query(route, secrets, depth) + mark + _query(query, secrets, depth)
+    return shown
+
+
+def _path(path: str, secrets: _Secrets, depth: int) -> str:
+    """Redact pairs and URLs that stand in a path."""
+
+    def pair(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if not secrets.names.match(unquote(name)):
+            return found[0]
+        secrets.add(value)
+        return f"{name}={MASK}"
+
+    def user(found: re.Match[str]) -> str:
+        secrets.add_pair(found[2])
+        return f"{found[1]}{MASK}@"
+
+    path = _USER_IN_PATH.sub(user, _IN_PATH.sub(pair, path))
+    if "%" not in path:
+        return path
+    return "/".join(_value(part, secrets, depth + 1) for part in path.split("/"))
+
+
+def _value(value: str, secrets: _Secrets, depth: int) -> str:
+    """Redact a value that is a URL, a query or a document, or holds one, escaped or not."""
+    if depth > _NESTED:
+        return value
+    if value.lstrip()[:1] in ("{", "["):
+        try:
+            document = json.loads(value)
+            shown = _document(document, secrets)
+            return value if shown == document else json.dumps(shown, sort_keys=True)
+        except (ValueError, RecursionError):
+            pass  # text that only begins like a document
+    shown = _url(value, secrets, depth)
+    plain = unquote(value)
+    if shown != value or plain == value:
+        return shown
+    inner = _value(plain, secrets, depth + 1)
+    return value if inner == plain else quote(inner, safe="")
 
 
 _OAUTH = frozenset(
@@ -381,13 +424,9 @@ def _pair(pair: str, secrets: _Secrets, depth: int) -> str:
 
 
 def _nested(pair: str, secrets: _Secrets, depth: int) -> str:
-    """Redact a URL that stands in a query as a value."""
+    """Redact what stands in a query as a value."""
     name, equals, value = pair.partition("=")
-    plain = unquote(value)
-    if depth == _NESTED or "://" not in plain:
-        return pair
-    inner = _url(plain, secrets, depth + 1)
-    return pair if inner == plain else name + equals + quote(inner, safe="")
+    return name + equals + _value(value, secrets, depth + 1)
 
 
 def _param(name: str, value: str, secrets: _Secrets) -> str:
@@ -396,7 +435,7 @@ def _param(name: str, value: str, secrets: _Secrets) -> str:
     if secrets.names.match(name):
         secrets.add(value)
         return MASK
-    return _url(value, secrets) if "://" in value else value
+    return _value(value, secrets, 0)
 
 
 def _custom_headers(text: str, secrets: _Secrets) -> str:
@@ -430,9 +469,25 @@ def _document(value: Any, secrets: _Secrets) -> Any:
         return value
     shown: dict[str, Any] = {}
     for name, item in value.items():
-        if isinstance(item, str | int | float) and secrets.names.match(name):
-            secrets.add(str(item))
+        if name == "fill" and isinstance(item, list) and len(item) == 2:
+            # An instruction for a page: what is typed into which field.
+            if secrets.names.match(str(item[0])):
+                _add_all(item[1], secrets)
+            shown[name] = [item[0], MASK]
+        elif item is not None and secrets.names.match(name):
+            _add_all(item, secrets)
             shown[name] = MASK
         else:
             shown[name] = _document(item, secrets)
     return shown
+
+
+def _add_all(value: Any, secrets: _Secrets) -> None:
+    """Remember all texts and numbers of a document."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list):
+        secrets.add(str(value))
+        return
+    for item in value:
+        _add_all(item, secrets)

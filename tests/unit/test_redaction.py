@@ -171,6 +171,60 @@ def test_the_code_of_a_sign_in_is_secret() -> None:
     assert "a1b2c3d4" in redacted(asked(f"{PAGE}?code=a1b2c3d4&state=x")).secrets
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        PAGE + "?next=/cb?token={}",
+        PAGE + "?next=%2Fcb%3Ftoken%3D{}",
+        PAGE + "?next=%252Fcb%253Ftoken%253D{}",
+        PAGE + "?next=a%3Db%26token%3D{}",
+        PAGE + "?next=%2F%2Fuser:{}%40h.example",
+        PAGE + "#/r?sig={}",
+        PAGE + "/https://user:{}@other.example/x",
+        PAGE + "/https%3A%2F%2Fuser%3A{}%40other.example/x",
+        PAGE + "/token={}/x",
+        PAGE + "?variables=%7B%22token%22%3A%22{}%22%7D",
+        PAGE + '?variables={{"a":[{{"token":{{"value":"{}"}}}}]}}',
+    ],
+)
+def test_values_within_values_of_a_url_are_redacted(url: str) -> None:
+    one, other = (redacted(asked(url.format(value))) for value in ("first-one", "other-two"))
+    assert one.asked == other.asked
+    assert "first-one" not in one.asked.url
+    assert "first-one" in one.secrets
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '[{{"click":"#go"}},{{"fill":["#password","{}"]}}]',
+        '{{"token":"{}"}}',
+        "/cb?token={}",
+        "user=1&token={}",
+    ],
+)
+def test_values_within_params_are_redacted(value: str) -> None:
+    one, other = (
+        redacted(asked(params={"js_instructions": value.format(text)}))
+        for text in ("first-one", "other-two")
+    )
+    assert one.asked == other.asked
+    assert "first-one" in one.secrets
+
+
+def test_what_is_typed_elsewhere_is_masked_and_not_looked_for() -> None:
+    typed = redacted(asked(params={"js_instructions": '[{"fill":["#search","shoes"]}]'}))
+    assert typed.asked.params["js_instructions"] == '[{"fill": ["#search", "***"]}]'
+    assert "shoes" not in typed.secrets
+
+
+@pytest.mark.parametrize(
+    "url", [PAGE + "/a%20b/c%2Fd?x=%7B1%7D&y=[2]&z=a%3Db#top", "/p?q=%5B%22a%22%5D&r=1:2"]
+)
+def test_a_url_without_secrets_stays_as_it_is(url: str) -> None:
+    assert redacted(asked(url)).asked.url == url
+
+
 def test_names_of_ones_own_are_redacted_too() -> None:
     names = SecretNames(query=("Kunde",))
     one, other = (asked(f"{PAGE}?kunde={value}") for value in ("first1", "other2"))
