@@ -10,7 +10,7 @@ import html
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -85,9 +85,10 @@ USUAL_NAMES = SecretNames()
 # -- values --
 
 _USUAL = """
-    accept admin age all alive anonymous any application apng avif basic bearer br cache charset client
-    close content deflate demo en example false form guest gzip html http https identity image immutable
-    iso javascript json keep latin local localhost max multipart no none null off on plain png
+    accept admin age all alive anonymous any application apng avif basic bearer br cache charset
+    client close content deflate demo en example false form guest gzip html http https identity
+    image immutable iso javascript json keep latin local localhost max multipart no none null off
+    on plain png
     public reload root store svg test text transform true undefined urlencoded user username utf
     webp www xhtml xml xmlhttprequest zstd
 """
@@ -366,9 +367,8 @@ def _value(value: str, secrets: _Secrets, depth: int) -> str:
         return value
     if value.lstrip()[:1] in ("{", "["):
         try:
-            document = json.loads(value)
-            shown = _document(document, secrets)
-            return value if shown == document else json.dumps(shown, sort_keys=True)
+            shown = _json(value, secrets)
+            return value if shown == json.dumps(json.loads(value), sort_keys=True) else shown
         except (ValueError, RecursionError):
             pass  # text that only begins like a document
     shown = _url(value, secrets, depth)
@@ -450,25 +450,66 @@ def _custom_headers(text: str, secrets: _Secrets) -> str:
     return json.dumps({name.lower(): MASK for name in sorted(given, key=str.lower)})
 
 
+_PART = re.compile(
+    r"name=\"?([^\";\r\n]+)[^\r\n]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n(.*?)(?=\r?\n--)", re.DOTALL
+)
+_ELEMENT = re.compile(r"<([\w:.-]+)(?:\s[^<>]*)?>(?:<!\[CDATA\[)?([^<\]]+)")
+_ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"<]*)\"|'([^'<]*)')")
+_MEMBER = re.compile(r"\"([^\"\\]{1,256})\"\s*:\s*(?:\"((?:[^\"\\]|\\.)*)\"?|([^\s\",{}\[\]]+))")
+
+
 def _posted(text: str, content_type: str, secrets: _Secrets) -> str:
-    if "x-www-form-urlencoded" in content_type.lower():
+    """Redact what is posted, by its look: people send documents under any type."""
+    kind, begin = content_type.lower(), text.lstrip()[:1]
+    if "multipart/" in kind:
+        return _marked(_PART, text, secrets)
+    if begin == "<":
+        return _marked(_ATTRIBUTE, _marked(_ELEMENT, text, secrets), secrets)
+    if "x-www-form-urlencoded" in kind or ("json" not in kind and begin not in ("{", "[")):
         return _query(text, secrets)
-    if "json" not in content_type.lower():
-        return text
     try:
-        document = json.loads(text)
-        return json.dumps(_document(document, secrets), sort_keys=True)
+        return _json(text, secrets)
     except (ValueError, RecursionError):
-        return text
+        return "\n".join(_json_line(line, secrets) for line in text.split("\n"))
+
+
+def _json_line(line: str, secrets: _Secrets) -> str:
+    try:
+        return _json(line, secrets)
+    except (ValueError, RecursionError):
+        return _marked(_MEMBER, line, secrets)
+
+
+def _marked(pattern: re.Pattern[str], text: str, secrets: _Secrets) -> str:
+    """Redact values that a pattern finds behind their names."""
+
+    def value(found: re.Match[str]) -> str:
+        name, *values = (part for part in found.groups() if part is not None)
+        if not secrets.names.match(name) or not values:
+            return found[0]
+        secrets.add(values[0])
+        secrets.add(html.unescape(values[0]))
+        start = found.start(found.lastindex or 0) - found.start()
+        end = found.end(found.lastindex or 0) - found.start()
+        return found[0][:start] + MASK + found[0][end:]
+
+    return pattern.sub(value, text)
+
+
+class _Members(list[tuple[str, Any]]):
+    """The members of an object, of which several may have one name."""
+
+
+def _json(text: str, secrets: _Secrets) -> str:
+    document = json.loads(text, object_pairs_hook=_Members)
+    return json.dumps(_document(document, secrets), sort_keys=True)
 
 
 def _document(value: Any, secrets: _Secrets) -> Any:
-    if isinstance(value, list):
-        return [_document(item, secrets) for item in value]
-    if not isinstance(value, Mapping):
-        return value
+    if not isinstance(value, _Members):
+        return [_document(item, secrets) for item in value] if isinstance(value, list) else value
     shown: dict[str, Any] = {}
-    for name, item in value.items():
+    for name, item in value:
         if name == "fill" and isinstance(item, list) and len(item) == 2:
             # An instruction for a page: what is typed into which field.
             if secrets.names.match(str(item[0])):
@@ -484,8 +525,8 @@ def _document(value: Any, secrets: _Secrets) -> Any:
 
 def _add_all(value: Any, secrets: _Secrets) -> None:
     """Remember all texts and numbers of a document."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
+    if isinstance(value, _Members):
+        value = [item for _, item in value]
     if not isinstance(value, list):
         secrets.add(str(value))
         return

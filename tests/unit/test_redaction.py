@@ -225,6 +225,34 @@ def test_a_url_without_secrets_stays_as_it_is(url: str) -> None:
     assert redacted(asked(url)).asked.url == url
 
 
+MULTIPART = '--b\r\nContent-Disposition: form-data; name="password"\r\n\r\n{}\r\n--b--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (MULTIPART, "multipart/form-data; boundary=b"),
+        ('{{"tokens":["{}"]}}', "application/json"),
+        ('{{"password":{{"value":"{}"}}}}', "application/json"),
+        ('{{"token":"{}","token":"same-one"}}', "application/json"),
+        ('{{"a":1}}\n{{"token":"{}"}}\n', "application/x-ndjson"),
+        ('{{"token":"{}"', "application/json"),
+        ('{{"token":"{}"}}', "text/plain"),
+        ("<a><Password type='x'>{}</Password></a>", "application/xml"),
+        ("<a><password><![CDATA[{}]]></password></a>", "text/xml"),
+        ('<login user="me" password="{}"/>', "application/soap+xml"),
+        ("a=1&token={}", ""),
+    ],
+)
+def test_values_of_everything_that_is_posted_are_redacted(body: str, content_type: str) -> None:
+    one, other = (
+        redacted(asked(body=TaskBody(body.format(value), content_type)))
+        for value in ("first-one", "other-two")
+    )
+    assert "first-one" in one.secrets
+    assert one.asked == other.asked
+
+
 def test_names_of_ones_own_are_redacted_too() -> None:
     names = SecretNames(query=("Kunde",))
     one, other = (asked(f"{PAGE}?kunde={value}") for value in ("first1", "other2"))
