@@ -172,8 +172,12 @@ _ESCAPE = re.compile(
 _CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 ROUNDS = 3
 """Times that a text may be escaped on top of itself, as JSON within JSON is."""
-_MOST_SPELT = 12
+_MOST_SPELT = 40
+"""Bytes that a byte of a secret may take."""
 _LEAST_PACKED = 6
+_LEAST_RUN = 8
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+_HEX_RUN = re.compile(rb"[0-9A-Fa-f]{8,}")
 MOST_HELD = 262_144
 
 
@@ -202,7 +206,10 @@ class SecretScanner:
         self._hex: list[bytes] = []
         for secret in secrets:
             self._learn(secret)
-        longest = max(map(len, self._plain), default=0)
+        lengths = [len(secret) for secret in self._plain]
+        longest = max(lengths, default=0)
+        least = max(min(lengths, default=0) * 4 // 3, _LEAST_RUN)
+        self._packed = re.compile(rb"[0-9A-Za-z+/]{%d,}" % least)
         self._overlap = min(longest * _MOST_SPELT, MOST_HELD)
         self._tail = b""
 
@@ -221,7 +228,7 @@ class SecretScanner:
         """Return a scanner for the same secrets at the start of another text."""
         other = SecretScanner(())
         other._plain, other._base64, other._hex = self._plain, self._base64, self._hex
-        other._overlap = self._overlap
+        other._overlap, other._packed = self._overlap, self._packed
         return other
 
     def feed(self, piece: bytes) -> bool:
@@ -234,18 +241,32 @@ class SecretScanner:
 
     def finds(self, text: bytes) -> bool:
         """Return whether a secret stands in a text."""
-        if b"\0" in text and self._stands(text.replace(b"\0", b"")):
-            return True
+        texts = [text]
         for _ in range(ROUNDS):
-            if self._stands(text):
+            if any(self._stands(text) for text in texts):
                 return True
-            plainer = _ESCAPE.sub(_unescaped, text)
-            if plainer == text:
-                return False
-            text = plainer
-        return self._stands(text)
+            texts = [plainer for text in texts for plainer in self._plainer(text)]
+        return any(self._stands(text) for text in texts)
+
+    def _plainer(self, text: bytes) -> Iterable[bytes]:
+        """Yield what a text says if it is escaped, and what is packed in it, at any place."""
+        plainer = _ESCAPE.sub(_unescaped, text)
+        if plainer != text:
+            yield plainer
+        unbroken = text.translate(_STANDARD, b"\r\n")
+        packed: list[bytes] = self._packed.findall(unbroken)
+        for start in range(4 if packed else 0):
+            # Padding that is no padding: what follows a text does no harm.
+            filled = (run[start:] + b"A" * ((start - len(run)) % 4) for run in packed)
+            yield b64decode(b"".join(filled))
+        digits: list[bytes] = _HEX_RUN.findall(unbroken)
+        for start in range(2 if digits else 0):
+            even = (run[start : len(run) - (len(run) - start) % 2] for run in digits)
+            yield bytes.fromhex(b"".join(even).decode())
 
     def _stands(self, text: bytes) -> bool:
+        if b"\0" in text and self._stands(text.replace(b"\0", b"")):
+            return True
         if any(secret in text for secret in self._plain):
             return True
         unbroken = text.translate(None, b"\r\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from base64 import b64encode, urlsafe_b64encode
+from base64 import b64encode, encodebytes, urlsafe_b64encode
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -52,6 +52,17 @@ ENCODINGS: list[Callable[[str], str | bytes]] = [
     by_numbers,
     lambda text: html.escape(json.dumps(text)),
     lambda text: text.encode("utf-16-le"),
+    lambda text: b64encode(b64encode(text.encode())),
+    lambda text: urlsafe_b64encode(b"a" + b64encode(b"b" + text.encode())),
+    lambda text: b64encode(text.encode()).hex(),
+    lambda text: text.encode().hex().encode().hex(),
+    lambda text: "0" + text.encode().hex().encode().hex(),
+    lambda text: b64encode(text.encode().hex().encode()),
+    lambda text: b64encode(quote(text, safe="").encode()),
+    lambda text: b64encode(json.dumps(text).encode()),
+    lambda text: b64encode(by_numbers(text).encode()),
+    lambda text: encodebytes(b64encode(b"before" * 20 + text.encode())),
+    lambda text: quote(b64encode(b64encode(text.encode())), safe=""),
 ]
 
 
