@@ -26,7 +26,7 @@ from anyio import CapacityLimiter, to_thread
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import Content
 from conveyor.ports.idle import OpenWork, turn
-from conveyor.ports.recordings import Asked, Exchange, Recorder, Recordings
+from conveyor.ports.recordings import Asked, Exchange, Recorder, Recordings, Verdict
 
 FORM = 1
 LOG, BODIES = "exchanges.jsonl", "bodies"
@@ -72,6 +72,10 @@ class _Line(NamedTuple):
 
 def _refused(path: Path, reason: str) -> ConveyorError:
     return ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{path}: {reason}")
+
+
+def _unreadable(path: Path, error: OSError) -> ConveyorError:
+    return _refused(path, f"cannot be read: {error.strerror}")
 
 
 class _Thread:
@@ -207,13 +211,15 @@ async def open_recorder(directory: Path, work: OpenWork | None = None) -> Direct
 
 def _begin(directory: Path) -> BinaryIO:
     bodies, log = directory / BODIES, directory / LOG
-    if os.path.lexists(log) or (bodies.is_dir() and any(bodies.iterdir())):
-        raise _refused(directory, "holds a recording already; --record takes a new directory")
     try:
+        if os.path.lexists(log) or (bodies.is_dir() and any(bodies.iterdir())):
+            raise _refused(directory, "holds a recording already; --record takes a new directory")
         bodies.mkdir(parents=True, exist_ok=True)
         file = log.open("x+b")
     except FileExistsError:
         raise _refused(directory, "holds another file where the recording belongs") from None
+    except OSError as error:
+        raise _refused(directory, f"cannot be written: {error.strerror}") from None
     _lock(directory, file, fcntl.LOCK_EX)
     file.write(msgspec.json.encode(_Head(FORM)) + b"\n")
     file.flush()
@@ -379,6 +385,8 @@ def _open(directory: Path, adds: bool) -> tuple[BinaryIO, sqlite3.Connection, in
         log = (directory / LOG).open("r+b" if adds else "rb")
     except FileNotFoundError:
         raise _refused(directory, f"holds no recording: there is no {LOG}") from None
+    except OSError as error:
+        raise _unreadable(directory / LOG, error) from None
     # An empty name makes a database in a temporary file, which the system removes.
     index = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     try:
@@ -386,9 +394,11 @@ def _open(directory: Path, adds: bool) -> tuple[BinaryIO, sqlite3.Connection, in
         index.executescript("PRAGMA cache_size = -2000; PRAGMA journal_mode = OFF;" + _INDEX)
         exchanges = _fill(directory, log, index)
         _check_bodies(directory, index)
-    except BaseException:
+    except BaseException as error:
         index.close()
         log.close()
+        if isinstance(error, OSError):
+            raise _unreadable(directory, error) from None
         raise
     return log, index, exchanges
 
@@ -428,12 +438,22 @@ def _lines(path: Path, log: BinaryIO) -> Iterator[_Line]:
             raise _refused(path, f"line {number} is no exchange") from None
         if exchange.body and _DIGEST.fullmatch(exchange.body) is None:
             raise _refused(path, f"line {number} has a body that is no digest")
-        if (exchange.verdict in _WITH_BODY) != bool(exchange.body):
+        if not _is_consistent(exchange):
             raise _refused(path, f"line {number} is no exchange")
         yield _Line(at, exchange)
 
 
-_WITH_BODY = frozenset({"ok"})
+_MOST_ORDER = 2**63 - 1
+_REFUSED = frozenset({Verdict.FAILED, Verdict.POSTPONED})
+
+
+def _is_consistent(exchange: Exchange) -> bool:
+    """Tell whether an exchange has what its verdict asks for, and a place that can be looked up."""
+    return (
+        (exchange.verdict is Verdict.OK) == bool(exchange.body)
+        and (exchange.verdict in _REFUSED) == (exchange.refusal is not None)
+        and 0 <= exchange.order <= _MOST_ORDER
+    )
 
 
 def _check_head(path: Path, line: bytes) -> None:
@@ -455,5 +475,7 @@ def _check_bodies(directory: Path, index: sqlite3.Connection) -> None:
                 found = file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             raise _refused(path, "is missing from the recording") from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
         if found != digest:
             raise _refused(path, "does not fit its digest")

@@ -299,6 +299,28 @@ def no_body(log: Path) -> None:
         body.unlink()
 
 
+def without_refusal(log: Path) -> None:
+    head, one, other, foot = log.read_text().splitlines()
+    fields = json.loads(other)
+    del fields["refusal"]
+    log.write_text("\n".join([head, one, json.dumps(fields), foot]) + "\n")
+
+
+def far_away(log: Path) -> None:
+    log.write_text(log.read_text().replace('"verdict"', f'"order":{2**63},"verdict"', 1))
+
+
+def directory_for_body(log: Path) -> None:
+    (body,) = files_below(log.parent / BODIES)
+    body.unlink()
+    body.mkdir()
+
+
+def directory_for_log(log: Path) -> None:
+    log.unlink()
+    log.mkdir()
+
+
 def empty(log: Path) -> None:
     log.write_bytes(b"")
 
@@ -314,6 +336,10 @@ def empty(log: Path) -> None:
         (led_astray, "a body that is no digest"),
         (other_bytes, "does not fit its digest"),
         (no_body, "is missing"),
+        (without_refusal, "line 3 is no exchange"),
+        (far_away, "line 2 is no exchange"),
+        (directory_for_body, "cannot be read"),
+        (directory_for_log, "cannot be read"),
         (empty, "is no recording"),
         (Path.unlink, "holds no recording"),
     ],
@@ -329,6 +355,15 @@ async def test_a_damaged_recording_is_refused_in_one_line(
         await open_recordings(tmp_path)
     assert reason in refused.value.detail
     assert "\n" not in refused.value.detail
+
+
+async def test_a_file_in_place_of_a_directory_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    with pytest.raises(ConveyorError, match="cannot be read: Not a directory"):
+        await open_recordings(file)
+    with pytest.raises(ConveyorError, match="cannot be written: Not a directory"):
+        await open_recorder(file / "x")
 
 
 async def test_a_full_disk_ends_the_recording_and_not_the_calls(tmp_path: Path) -> None:
