@@ -95,5 +95,5 @@ def _farewell(recording: RecordingGateway) -> list[str]:
             f" {shown}{others}"
         )
     if not recording.is_whole:
-        said.append("the recording could not be written to its end, and is of no use")
+        said.append("the recording could not be written to its end; a new one is of no use")
     return said

@@ -7,6 +7,7 @@ recording was cut. An index that answers what is asked lies in a temporary datab
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -97,7 +98,8 @@ class _Thread:
 
 
 class DirectoryRecorder(Recorder):
-    """Writes a recording into a directory. With `has_foot` it adds to one that has ended."""
+    """Writes a recording into a directory. With `has_foot` it adds to one that has ended, which
+    stays one that has ended after each addition."""
 
     def __init__(
         self,
@@ -125,11 +127,12 @@ class DirectoryRecorder(Recorder):
             digest = sha256(body).hexdigest()
             self._keep(self._directory / BODIES / digest, body)
             exchange = msgspec.structs.replace(exchange, body=digest)
+        line = msgspec.json.encode(exchange) + b"\n"
         if self._has_foot:
-            _cut_foot(self._log)
-            self._has_foot = False
-        self._log.write(msgspec.json.encode(exchange) + b"\n")
-        self._log.flush()
+            _replace_foot(self._log.fileno(), line + _foot(self._written + 1))
+        else:
+            self._log.write(line)
+            self._log.flush()
         self._written += 1
 
     def _keep(self, path: Path, body: bytes) -> None:
@@ -146,18 +149,28 @@ class DirectoryRecorder(Recorder):
     def _close(self, is_whole: bool) -> None:
         with self._log:
             if is_whole and not self._has_foot:
-                self._log.write(msgspec.json.encode(_Foot(self._written)) + b"\n")
+                self._log.write(_foot(self._written))
                 self._log.flush()
 
 
-def _cut_foot(log: BinaryIO) -> None:
-    """Remove the last line, and go on behind the one before."""
-    end = log.seek(0, os.SEEK_END)
+def _foot(exchanges: int) -> bytes:
+    return msgspec.json.encode(_Foot(exchanges)) + b"\n"
+
+
+def _replace_foot(log: int, lines: bytes) -> None:
+    """Write over the last line, at once: whoever is killed before or after leaves a whole file. If
+    there is no room the last line stays."""
+    end = os.fstat(log).st_size
     start = max(end - 256, 0)
-    log.seek(start)
-    tail = log.read().removesuffix(b"\n")
-    log.truncate(start + tail.rindex(b"\n") + 1)
-    log.seek(0, os.SEEK_END)
+    tail = os.pread(log, end - start, start)
+    at = start + tail.rindex(b"\n", 0, -1) + 1
+    try:
+        if os.pwrite(log, lines, at) != len(lines):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.pwrite(log, tail[at - start :], at)
+        os.ftruncate(log, end)
+        raise
 
 
 class _Draft:

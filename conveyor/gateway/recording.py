@@ -154,7 +154,7 @@ class RecordingGateway(Gateway):
     def _fail(self, error: OSError) -> None:
         if self.is_whole:
             self.is_whole = False
-            _log.error("the recording ends here, and is of no use: %s", error.strerror or error)
+            _log.error("the recording ends here; a new one is of no use: %s", error.strerror or error)
 
     async def add(self, draft: BodyDraft, piece: bytes) -> None:
         """Add a piece to a body, unless the recording has ended."""

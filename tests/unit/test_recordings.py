@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import msgspec
@@ -243,6 +244,22 @@ async def test_what_is_missing_is_called_and_added_on_request(tmp_path: Path) ->
     assert [*before[:2], '{"exchanges":3}'] == [*lines(directory)[:2], lines(directory)[-1]]
     async with replaying(directory) as gateway:
         assert [len(await answer(gateway, flaky)) for _ in range(2)] == [12, 6]
+
+
+async def test_a_recording_that_is_added_to_is_whole_after_each_addition(tmp_path: Path) -> None:
+    directory, clock = tmp_path / "r", SystemClock()
+    async with recording(directory) as gateway:
+        await answer(gateway, asked("a"))
+    recordings = await open_recordings(directory, adds=True)
+    adding = RecordingGateway(FakeGateway(clock), recordings.recorder(), clock)
+    gateway = ReplayGateway(recordings, adding)
+    for number, page in enumerate("bcdefghijkl"):
+        await answer(gateway, asked(page))
+        copytree(directory, tmp_path / page)  # what a kill would leave here
+        async with replaying(tmp_path / page) as copied:
+            for known in "abcdefghijkl"[: number + 2]:
+                assert (await answer(copied, asked(known)))[0] == expected_body(asked(known).url)
+    await gateway.aclose()
 
 
 async def test_a_directory_with_a_recording_is_left_alone(tmp_path: Path) -> None:
