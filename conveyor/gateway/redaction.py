@@ -10,7 +10,7 @@ import html
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -81,6 +81,28 @@ class SecretNames(msgspec.Struct, frozen=True):
 
 
 USUAL_NAMES = SecretNames()
+
+
+def usual_names() -> SecretNames:
+    """Return the names that are secret without any choice."""
+    return USUAL_NAMES
+
+
+class GrowingNames:
+    """The names that a source gives, with all that it gave before: a secret stays one."""
+
+    def __init__(self, source: Callable[[], SecretNames]) -> None:
+        self._source = source
+        self._known = USUAL_NAMES
+
+    def __call__(self) -> SecretNames:
+        """Return the present names."""
+        given, known = self._source(), self._known
+        headers = dict.fromkeys((*known.headers, *given.headers))
+        query = dict.fromkeys((*known.query, *given.query))
+        self._known = SecretNames(tuple(headers), tuple(query))
+        return self._known
+
 
 # -- values --
 

@@ -18,6 +18,8 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Problem, Spend, TaskFailure, WaitReason
 from conveyor.gateway.fake import FakeGateway, expected_body
 from conveyor.gateway.recording import RecordingGateway, ReplayGateway
+from conveyor.gateway.redaction import GrowingNames
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.ports.gateway import (
     Absence,
     Gateway,
@@ -260,6 +262,22 @@ async def test_a_recording_that_is_added_to_is_whole_after_each_addition(tmp_pat
             for known in "abcdefghijkl"[: number + 2]:
                 assert (await answer(copied, asked(known)))[0] == expected_body(asked(known).url)
     await gateway.aclose()
+
+
+async def test_names_that_rules_add_later_are_redacted_from_the_next_call_on(
+    tmp_path: Path,
+) -> None:
+    clock = SystemClock()
+    ruled = RuledGateway(clock)
+    recorder = await open_recorder(tmp_path)
+    recorded = RecordingGateway(ruled, recorder, clock, GrowingNames(ruled.names))
+    for rules in ("[redact]\nquery = ['kunde']", "[redact]\nquery = ['ort']"):
+        ruled.install(rules.encode(), is_toml=True)
+        await answer(recorded, asked("a", kunde="maria-1", ort="berlin-2"))
+    await recorded.aclose()
+    first, second = (json.loads(line)["url"] for line in lines(tmp_path)[1:-1])
+    assert ("kunde=***" in first, "ort=berlin-2" in first) == (True, True)
+    assert ("kunde=***" in second, "ort=***" in second) == (True, True)
 
 
 async def test_a_directory_with_a_recording_is_left_alone(tmp_path: Path) -> None:
