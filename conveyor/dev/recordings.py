@@ -43,8 +43,10 @@ CREATE TABLE exchanges (
     at INTEGER PRIMARY KEY, size INTEGER, key TEXT, place INTEGER, site TEXT, path TEXT
 );
 CREATE TABLE bodies (digest TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE tasks (key TEXT, place INTEGER, given INTEGER, PRIMARY KEY (key, place)) WITHOUT ROWID;
-CREATE TABLE lent (key TEXT, place INTEGER, whose INTEGER, PRIMARY KEY (key, place)) WITHOUT ROWID;
+CREATE TABLE tasks (
+    key TEXT, place INTEGER, whose INTEGER, given INTEGER, PRIMARY KEY (key, place)
+) WITHOUT ROWID;
+CREATE INDEX of_whose ON tasks (key, whose);
 """
 _SORTED = """
 CREATE INDEX of_key ON exchanges (key, place, at);
@@ -293,44 +295,34 @@ class DirectoryRecordings(Recordings):
         self._log.close()
 
     def _following(self, key: str, order: int) -> Exchange | None:
-        place = self._place(key, order)
+        ask = self._index.execute
+        task = ask(
+            "SELECT whose, given FROM tasks WHERE key = ? AND place = ?", (key, order)
+        ).fetchone()
+        place, given = task or (self._place(key, order), -1)
         if place is None:
             return None
-        ask = self._index.execute
-        given = ask("SELECT given FROM tasks WHERE key = ? AND place = ?", (key, place)).fetchone()
         row = ask(
             "SELECT at, size FROM exchanges WHERE key = ? AND place = ? AND at > ? LIMIT 1",
-            (key, place, -1 if given is None else given[0]),
+            (key, place, given),
         ).fetchone()
         if row is None:  # after the last one it stays
-            row = ask("SELECT at, size FROM exchanges WHERE at = ?", given).fetchone()
-        ask("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?)", (key, place, row[0]))
+            row = ask("SELECT at, size FROM exchanges WHERE at = ?", (given,)).fetchone()
+        ask("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)", (key, order, place, row[0]))
         return self._read(*row)
 
     def _place(self, key: str, order: int) -> int | None:
-        """Return the place of the recorded task that a task is answered as; None without any."""
-        ask = self._index.execute
-        found: tuple[int] | None = ask(
-            "SELECT place FROM exchanges WHERE key = ? AND place = ? LIMIT 1", (key, order)
-        ).fetchone()
-        found = found or (
-            ask("SELECT whose FROM lent WHERE key = ? AND place = ?", (key, order)).fetchone()
-        )
-        if found is not None:
-            return found[0]
-        found = ask(
-            "SELECT place FROM exchanges e WHERE key = ? AND NOT EXISTS (SELECT 1 FROM tasks t"
-            " WHERE t.key = e.key AND t.place = e.place) ORDER BY place LIMIT 1",
-            (key,),
-        ).fetchone()
-        found = found or (
-            ask(
-                "SELECT place FROM exchanges WHERE key = ? ORDER BY place DESC LIMIT 1", (key,)
+        """Return the place of the recorded task that a new one is answered as; None without any."""
+        others = "NOT EXISTS (SELECT 1 FROM tasks t WHERE t.key = e.key AND t.whose = e.place)"
+        for which, way in (("place = :place", "ASC"), (others, "ASC"), ("TRUE", "DESC")):
+            found: tuple[int] | None = self._index.execute(
+                f"SELECT place FROM exchanges e WHERE key = :key AND {which}"
+                f" ORDER BY place {way} LIMIT 1",
+                {"key": key, "place": order},
             ).fetchone()
-        )
-        if found is not None:
-            ask("INSERT INTO lent VALUES (?, ?, ?)", (key, order, found[0]))
-        return None if found is None else found[0]
+            if found is not None:
+                return found[0]
+        return None
 
     def _nearest(self, asked: Asked) -> Exchange | None:
         site, path = _site(asked.url)

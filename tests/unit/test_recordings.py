@@ -149,6 +149,15 @@ async def test_answers_to_one_key_come_in_order_and_the_last_one_stays(tmp_path:
         assert [await answer(gateway, flaky) for _ in range(5)] == [*seen, seen[2], seen[2]]
 
 
+async def test_tasks_that_are_answered_as_one_do_not_move_each_other_on(tmp_path: Path) -> None:
+    requests = [asked("flaky", flaky=2, order=order) for order in range(3)]
+    async with recording(tmp_path / "r") as gateway:
+        seen = [await answer(gateway, requests[0]) for _ in range(3)]
+    async with replaying(tmp_path / "r") as gateway:
+        for told in seen:
+            assert [await answer(gateway, request) for request in requests] == [told] * 3
+
+
 class Numbered(FakeGateway):
     """A gateway whose page depends on the key that a URL holds."""
 
