@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 
-from conveyor.gateway.refusals import MASK, MIN_VALUE, redactor
+from conveyor.gateway.refusals import MASK, MIN_VALUE, in_base64, redactor
 from conveyor.ports.gateway import ScrapeRequest
 from conveyor.ports.recordings import Asked
 
@@ -196,7 +196,6 @@ ROUNDS = 3
 """Times that a text may be escaped on top of itself, as JSON within JSON is."""
 _MOST_SPELT = 40
 """Bytes that a byte of a secret may take."""
-_LEAST_PACKED = 6
 _LEAST_RUN = 8
 _STANDARD = bytes.maketrans(b"-_", b"+/")
 _HEX_RUN = re.compile(rb"[0-9A-Fa-f]{8,}")
@@ -243,7 +242,7 @@ class SecretScanner:
         if not secret.isascii():
             self._plain.append(secret.encode("latin-1", "replace"))
         self._hex.append(data.hex().encode())
-        for spelt in _in_base64(data):
+        for spelt in in_base64(data):
             self._base64 += {spelt, spelt.translate(bytes.maketrans(b"+/", b"-_"))}
 
     def restarted(self) -> SecretScanner:
@@ -296,16 +295,6 @@ class SecretScanner:
             return True
         lowered = unbroken.lower()
         return any(secret in lowered for secret in self._hex)
-
-
-def _in_base64(data: bytes) -> Iterable[bytes]:
-    """Yield what base 64 makes of bytes, alone and in the middle of others at each alignment."""
-    yield b64encode(data)
-    for shift, skipped in ((0, 0), (1, 2), (2, 3)):
-        packed = b64encode(b"\0" * shift + data)
-        core = packed[skipped : (shift + len(data)) * 8 // 6]
-        if len(core) >= _LEAST_PACKED:
-            yield core
 
 
 @lru_cache(maxsize=64)
