@@ -10,7 +10,7 @@ import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.gateway.recording import RecordingGateway, ReplayGateway
-from conveyor.gateway.redaction import USUAL_NAMES, SecretNames
+from conveyor.gateway.redaction import SecretNames, usual_names
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.idle import OpenWork
@@ -21,12 +21,13 @@ _SHOWN_HOSTS = 10
 
 class RecordingChoice(msgspec.Struct, frozen=True):
     """The recording of a server: `record` is a new directory to write into, `replay` one to answer
-    from, at most one of them; `missing` is the fate of a call that `replay` does not have."""
+    from, at most one of them; `missing` is the fate of a call that `replay` does not have.
+    `names` returns what is redacted, asked before each call."""
 
     record: str = ""
     replay: str = ""
     missing: str = "fail"
-    names: SecretNames = USUAL_NAMES
+    names: Callable[[], SecretNames] = usual_names
 
     def check(self) -> None:
         """Raise ConveyorError(invalid_argument) for what does not go together."""
@@ -95,5 +96,5 @@ def _farewell(recording: RecordingGateway) -> list[str]:
             f" {shown}{others}"
         )
     if not recording.is_whole:
-        said.append("the recording could not be written to its end, and is of no use")
+        said.append("the recording could not be written to its end; a new one is of no use")
     return said

@@ -7,6 +7,7 @@ recording was cut. An index that answers what is asked lies in a temporary datab
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -26,7 +27,7 @@ from anyio import CapacityLimiter, to_thread
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.blobs import Content
 from conveyor.ports.idle import OpenWork, turn
-from conveyor.ports.recordings import Asked, Exchange, Recorder, Recordings
+from conveyor.ports.recordings import Asked, Exchange, Recorder, Recordings, Verdict
 
 FORM = 1
 LOG, BODIES = "exchanges.jsonl", "bodies"
@@ -42,8 +43,10 @@ CREATE TABLE exchanges (
     at INTEGER PRIMARY KEY, size INTEGER, key TEXT, place INTEGER, site TEXT, path TEXT
 );
 CREATE TABLE bodies (digest TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE tasks (key TEXT, place INTEGER, given INTEGER, PRIMARY KEY (key, place)) WITHOUT ROWID;
-CREATE TABLE lent (key TEXT, place INTEGER, whose INTEGER, PRIMARY KEY (key, place)) WITHOUT ROWID;
+CREATE TABLE tasks (
+    key TEXT, place INTEGER, whose INTEGER, given INTEGER, PRIMARY KEY (key, place)
+) WITHOUT ROWID;
+CREATE INDEX of_whose ON tasks (key, whose);
 """
 _SORTED = """
 CREATE INDEX of_key ON exchanges (key, place, at);
@@ -74,6 +77,10 @@ def _refused(path: Path, reason: str) -> ConveyorError:
     return ConveyorError(ErrorCode.INVALID_ARGUMENT, f"{path}: {reason}")
 
 
+def _unreadable(path: Path, error: OSError) -> ConveyorError:
+    return _refused(path, f"cannot be read: {error.strerror}")
+
+
 class _Thread:
     """Runs functions of one recording, one at a time, off the loop; a clock that is moved by hand
     waits for them."""
@@ -93,7 +100,8 @@ class _Thread:
 
 
 class DirectoryRecorder(Recorder):
-    """Writes a recording into a directory. With `has_foot` it adds to one that has ended."""
+    """Writes a recording into a directory. With `has_foot` it adds to one that has ended, which
+    stays one that has ended after each addition."""
 
     def __init__(
         self,
@@ -121,11 +129,12 @@ class DirectoryRecorder(Recorder):
             digest = sha256(body).hexdigest()
             self._keep(self._directory / BODIES / digest, body)
             exchange = msgspec.structs.replace(exchange, body=digest)
+        line = msgspec.json.encode(exchange) + b"\n"
         if self._has_foot:
-            _cut_foot(self._log)
-            self._has_foot = False
-        self._log.write(msgspec.json.encode(exchange) + b"\n")
-        self._log.flush()
+            _replace_foot(self._log.fileno(), line + _foot(self._written + 1))
+        else:
+            self._log.write(line)
+            self._log.flush()
         self._written += 1
 
     def _keep(self, path: Path, body: bytes) -> None:
@@ -142,18 +151,28 @@ class DirectoryRecorder(Recorder):
     def _close(self, is_whole: bool) -> None:
         with self._log:
             if is_whole and not self._has_foot:
-                self._log.write(msgspec.json.encode(_Foot(self._written)) + b"\n")
+                self._log.write(_foot(self._written))
                 self._log.flush()
 
 
-def _cut_foot(log: BinaryIO) -> None:
-    """Remove the last line, and go on behind the one before."""
-    end = log.seek(0, os.SEEK_END)
+def _foot(exchanges: int) -> bytes:
+    return msgspec.json.encode(_Foot(exchanges)) + b"\n"
+
+
+def _replace_foot(log: int, lines: bytes) -> None:
+    """Write over the last line, at once: whoever is killed before or after leaves a whole file. If
+    there is no room the last line stays."""
+    end = os.fstat(log).st_size
     start = max(end - 256, 0)
-    log.seek(start)
-    tail = log.read().removesuffix(b"\n")
-    log.truncate(start + tail.rindex(b"\n") + 1)
-    log.seek(0, os.SEEK_END)
+    tail = os.pread(log, end - start, start)
+    at = start + tail.rindex(b"\n", 0, -1) + 1
+    try:
+        if os.pwrite(log, lines, at) != len(lines):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.pwrite(log, tail[at - start :], at)
+        os.ftruncate(log, end)
+        raise
 
 
 class _Draft:
@@ -207,13 +226,15 @@ async def open_recorder(directory: Path, work: OpenWork | None = None) -> Direct
 
 def _begin(directory: Path) -> BinaryIO:
     bodies, log = directory / BODIES, directory / LOG
-    if os.path.lexists(log) or (bodies.is_dir() and any(bodies.iterdir())):
-        raise _refused(directory, "holds a recording already; --record takes a new directory")
     try:
+        if os.path.lexists(log) or (bodies.is_dir() and any(bodies.iterdir())):
+            raise _refused(directory, "holds a recording already; --record takes a new directory")
         bodies.mkdir(parents=True, exist_ok=True)
         file = log.open("x+b")
     except FileExistsError:
         raise _refused(directory, "holds another file where the recording belongs") from None
+    except OSError as error:
+        raise _refused(directory, f"cannot be written: {error.strerror}") from None
     _lock(directory, file, fcntl.LOCK_EX)
     file.write(msgspec.json.encode(_Head(FORM)) + b"\n")
     file.flush()
@@ -274,44 +295,34 @@ class DirectoryRecordings(Recordings):
         self._log.close()
 
     def _following(self, key: str, order: int) -> Exchange | None:
-        place = self._place(key, order)
+        ask = self._index.execute
+        task = ask(
+            "SELECT whose, given FROM tasks WHERE key = ? AND place = ?", (key, order)
+        ).fetchone()
+        place, given = task or (self._place(key, order), -1)
         if place is None:
             return None
-        ask = self._index.execute
-        given = ask("SELECT given FROM tasks WHERE key = ? AND place = ?", (key, place)).fetchone()
         row = ask(
             "SELECT at, size FROM exchanges WHERE key = ? AND place = ? AND at > ? LIMIT 1",
-            (key, place, -1 if given is None else given[0]),
+            (key, place, given),
         ).fetchone()
         if row is None:  # after the last one it stays
-            row = ask("SELECT at, size FROM exchanges WHERE at = ?", given).fetchone()
-        ask("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?)", (key, place, row[0]))
+            row = ask("SELECT at, size FROM exchanges WHERE at = ?", (given,)).fetchone()
+        ask("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)", (key, order, place, row[0]))
         return self._read(*row)
 
     def _place(self, key: str, order: int) -> int | None:
-        """Return the place of the recorded task that a task is answered as; None without any."""
-        ask = self._index.execute
-        found: tuple[int] | None = ask(
-            "SELECT place FROM exchanges WHERE key = ? AND place = ? LIMIT 1", (key, order)
-        ).fetchone()
-        found = found or (
-            ask("SELECT whose FROM lent WHERE key = ? AND place = ?", (key, order)).fetchone()
-        )
-        if found is not None:
-            return found[0]
-        found = ask(
-            "SELECT place FROM exchanges e WHERE key = ? AND NOT EXISTS (SELECT 1 FROM tasks t"
-            " WHERE t.key = e.key AND t.place = e.place) ORDER BY place LIMIT 1",
-            (key,),
-        ).fetchone()
-        found = found or (
-            ask(
-                "SELECT place FROM exchanges WHERE key = ? ORDER BY place DESC LIMIT 1", (key,)
+        """Return the place of the recorded task that a new one is answered as; None without any."""
+        others = "NOT EXISTS (SELECT 1 FROM tasks t WHERE t.key = e.key AND t.whose = e.place)"
+        for which, way in (("place = :place", "ASC"), (others, "ASC"), ("TRUE", "DESC")):
+            found: tuple[int] | None = self._index.execute(
+                f"SELECT place FROM exchanges e WHERE key = :key AND {which}"
+                f" ORDER BY place {way} LIMIT 1",
+                {"key": key, "place": order},
             ).fetchone()
-        )
-        if found is not None:
-            ask("INSERT INTO lent VALUES (?, ?, ?)", (key, order, found[0]))
-        return None if found is None else found[0]
+            if found is not None:
+                return found[0]
+        return None
 
     def _nearest(self, asked: Asked) -> Exchange | None:
         site, path = _site(asked.url)
@@ -379,6 +390,8 @@ def _open(directory: Path, adds: bool) -> tuple[BinaryIO, sqlite3.Connection, in
         log = (directory / LOG).open("r+b" if adds else "rb")
     except FileNotFoundError:
         raise _refused(directory, f"holds no recording: there is no {LOG}") from None
+    except OSError as error:
+        raise _unreadable(directory / LOG, error) from None
     # An empty name makes a database in a temporary file, which the system removes.
     index = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     try:
@@ -386,9 +399,11 @@ def _open(directory: Path, adds: bool) -> tuple[BinaryIO, sqlite3.Connection, in
         index.executescript("PRAGMA cache_size = -2000; PRAGMA journal_mode = OFF;" + _INDEX)
         exchanges = _fill(directory, log, index)
         _check_bodies(directory, index)
-    except BaseException:
+    except BaseException as error:
         index.close()
         log.close()
+        if isinstance(error, OSError):
+            raise _unreadable(directory, error) from None
         raise
     return log, index, exchanges
 
@@ -428,12 +443,22 @@ def _lines(path: Path, log: BinaryIO) -> Iterator[_Line]:
             raise _refused(path, f"line {number} is no exchange") from None
         if exchange.body and _DIGEST.fullmatch(exchange.body) is None:
             raise _refused(path, f"line {number} has a body that is no digest")
-        if (exchange.verdict in _WITH_BODY) != bool(exchange.body):
+        if not _is_consistent(exchange):
             raise _refused(path, f"line {number} is no exchange")
         yield _Line(at, exchange)
 
 
-_WITH_BODY = frozenset({"ok"})
+_MOST_ORDER = 2**63 - 1
+_REFUSED = frozenset({Verdict.FAILED, Verdict.POSTPONED})
+
+
+def _is_consistent(exchange: Exchange) -> bool:
+    """Tell whether an exchange has what its verdict asks for, and a place that can be looked up."""
+    return (
+        (exchange.verdict is Verdict.OK) == bool(exchange.body)
+        and (exchange.verdict in _REFUSED) == (exchange.refusal is not None)
+        and 0 <= exchange.order <= _MOST_ORDER
+    )
 
 
 def _check_head(path: Path, line: bytes) -> None:
@@ -455,5 +480,7 @@ def _check_bodies(directory: Path, index: sqlite3.Connection) -> None:
                 found = file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             raise _refused(path, "is missing from the recording") from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
         if found != digest:
             raise _refused(path, "does not fit its digest")

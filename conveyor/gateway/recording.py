@@ -8,7 +8,7 @@ fits whoever has other keys. An answer that holds what was taken out is withheld
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from urllib.parse import parse_qsl, urlsplit
 
@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.gateway.problems import too_large
-from conveyor.gateway.redaction import USUAL_NAMES, Redacted, SecretNames, SecretScanner, redacted
+from conveyor.gateway.redaction import Redacted, SecretNames, SecretScanner, redacted, usual_names
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import (
     Absence,
@@ -61,7 +61,7 @@ class RecordingGateway(Gateway):
         gateway: Gateway,
         recorder: Recorder,
         clock: Clock,
-        names: SecretNames = USUAL_NAMES,
+        names: Callable[[], SecretNames] = usual_names,
         work: OpenWork | None = None,
     ) -> None:
         self._gateway = gateway
@@ -93,7 +93,7 @@ class RecordingGateway(Gateway):
 
     @asynccontextmanager
     async def _recorded(self, request: ScrapeRequest) -> AsyncIterator[Success]:
-        call = _Call(redacted(request, self._names), self._clock, self._work)
+        call = _Call(redacted(request, self._names()), self._clock, self._work)
         watched: _WatchedBody | None = None
         try:
             async with self._gateway.scrape(request) as success:
@@ -154,7 +154,9 @@ class RecordingGateway(Gateway):
     def _fail(self, error: OSError) -> None:
         if self.is_whole:
             self.is_whole = False
-            _log.error("the recording ends here, and is of no use: %s", error.strerror or error)
+            _log.error(
+                "the recording ends here; a new one is of no use: %s", error.strerror or error
+            )
 
     async def add(self, draft: BodyDraft, piece: bytes) -> None:
         """Add a piece to a body, unless the recording has ended."""
@@ -301,7 +303,7 @@ class ReplayGateway(Gateway):
         self,
         recordings: Recordings,
         other: Gateway | None = None,
-        names: SecretNames = USUAL_NAMES,
+        names: Callable[[], SecretNames] = usual_names,
     ) -> None:
         self._recordings = recordings
         self._other = other
@@ -319,7 +321,7 @@ class ReplayGateway(Gateway):
 
     @asynccontextmanager
     async def _replayed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
-        asked = redacted(request, self._names).asked
+        asked = redacted(request, self._names()).asked
         exchange = await self._recordings.following(asked.key, asked.order)
         async with AsyncExitStack() as held:
             if exchange is not None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from base64 import b64decode
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -18,17 +18,52 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 
-from conveyor.gateway.refusals import MASK, MIN_VALUE, redactor
+from conveyor.gateway.refusals import MASK, MIN_VALUE, in_base64, redactor
 from conveyor.ports.gateway import ScrapeRequest
 from conveyor.ports.recordings import Asked
 
 # -- names --
 
-_NOT_ALNUM = re.compile(r"[^a-z0-9]|[0-9]+$")
-_KEY_PARTS = re.compile(
-    r"apikey|token|secret|passw|passphrase|credential|signature|authori[sz]|sessionid|cookie|jwt"
-    r"|bearer|(?:^|[^n])key$|^(?:auth|sig|pwd|pass|sid|session|pin|otp|hmac)$|auth$"
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_PARTS = re.compile(
+    r"apikey|accesskey|token|secret|passw|passphrase|passcode|credential|signature|authori[sz]"
+    r"|sess(?:ion)?id|cookie|jwt|bearer|csrf|xsrf|(?:pwd|auth)$"
 )
+_SECRET_WORDS = frozenset(
+    ["auth", "creds", "hmac", "otp", "pass", "pin", "pwd", "sess", "session", "sid", "sig", "totp"]
+)
+_LAST_PART = re.compile(r"(?:keys?|pass|session)$")
+_NO_SECRETS = frozenset(
+    [
+        "donkey",
+        "hockey",
+        "jockey",
+        "lackey",
+        "mickey",
+        "monkey",
+        "turkey",
+        "whiskey",
+        "bypass",
+        "compass",
+        "encompass",
+        "overpass",
+        "surpass",
+        "trespass",
+        "underpass",
+        "obsession",
+    ]
+)
+"""Words that end as the names of secrets do."""
+
+
+def _looks_secret(name: str) -> bool:
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words:
+        return False
+    joined = "".join(words)
+    if not _SECRET_WORDS.isdisjoint(words) or _SECRET_PARTS.search(joined) is not None:
+        return True
+    return _LAST_PART.search(joined) is not None and words[-1] not in _NO_SECRETS
 
 
 class SecretNames(msgspec.Struct, frozen=True):
@@ -39,20 +74,43 @@ class SecretNames(msgspec.Struct, frozen=True):
 
     def match(self, name: str) -> bool:
         """Tell whether the value of this name is a secret."""
-        lowered = name.lower()
-        if _KEY_PARTS.search(_NOT_ALNUM.sub("", lowered)) is not None:
+        if _looks_secret(name):
             return True
+        lowered = name.lower()
         return any(lowered == other.lower() for other in (*self.headers, *self.query))
 
 
 USUAL_NAMES = SecretNames()
 
+
+def usual_names() -> SecretNames:
+    """Return the names that are secret without any choice."""
+    return USUAL_NAMES
+
+
+class GrowingNames:
+    """The names that a source gives, with all that it gave before: a secret stays one."""
+
+    def __init__(self, source: Callable[[], SecretNames]) -> None:
+        self._source = source
+        self._known = USUAL_NAMES
+
+    def __call__(self) -> SecretNames:
+        """Return the present names."""
+        given, known = self._source(), self._known
+        headers = dict.fromkeys((*known.headers, *given.headers))
+        query = dict.fromkeys((*known.query, *given.query))
+        self._known = SecretNames(tuple(headers), tuple(query))
+        return self._known
+
+
 # -- values --
 
 _USUAL = """
-    accept admin age all alive anonymous any application apng avif br cache charset client close
-    content deflate demo en example false form guest gzip html http https identity image immutable
-    iso javascript json keep latin local localhost max multipart no none null off on plain png
+    accept admin age all alive anonymous any application apng avif basic bearer br cache charset
+    client close content deflate demo en example false form guest gzip html http https identity
+    image immutable iso javascript json keep latin local localhost max multipart no none null off
+    on plain png
     public reload root store svg test text transform true undefined urlencoded user username utf
     webp www xhtml xml xmlhttprequest zstd
 """
@@ -136,8 +194,11 @@ _ESCAPE = re.compile(
 _CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 ROUNDS = 3
 """Times that a text may be escaped on top of itself, as JSON within JSON is."""
-_MOST_SPELT = 12
-_LEAST_PACKED = 6
+_MOST_SPELT = 40
+"""Bytes that a byte of a secret may take."""
+_LEAST_RUN = 8
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+_HEX_RUN = re.compile(rb"[0-9A-Fa-f]{8,}")
 MOST_HELD = 262_144
 
 
@@ -166,7 +227,10 @@ class SecretScanner:
         self._hex: list[bytes] = []
         for secret in secrets:
             self._learn(secret)
-        longest = max(map(len, self._plain), default=0)
+        lengths = [len(secret) for secret in self._plain]
+        longest = max(lengths, default=0)
+        least = max(min(lengths, default=0) * 4 // 3, _LEAST_RUN)
+        self._packed = re.compile(rb"[0-9A-Za-z+/]{%d,}" % least)
         self._overlap = min(longest * _MOST_SPELT, MOST_HELD)
         self._tail = b""
 
@@ -178,14 +242,14 @@ class SecretScanner:
         if not secret.isascii():
             self._plain.append(secret.encode("latin-1", "replace"))
         self._hex.append(data.hex().encode())
-        for spelt in _in_base64(data):
+        for spelt in in_base64(data):
             self._base64 += {spelt, spelt.translate(bytes.maketrans(b"+/", b"-_"))}
 
     def restarted(self) -> SecretScanner:
         """Return a scanner for the same secrets at the start of another text."""
         other = SecretScanner(())
         other._plain, other._base64, other._hex = self._plain, self._base64, self._hex
-        other._overlap = self._overlap
+        other._overlap, other._packed = self._overlap, self._packed
         return other
 
     def feed(self, piece: bytes) -> bool:
@@ -198,18 +262,32 @@ class SecretScanner:
 
     def finds(self, text: bytes) -> bool:
         """Return whether a secret stands in a text."""
-        if b"\0" in text and self._stands(text.replace(b"\0", b"")):
-            return True
+        texts = [text]
         for _ in range(ROUNDS):
-            if self._stands(text):
+            if any(self._stands(text) for text in texts):
                 return True
-            plainer = _ESCAPE.sub(_unescaped, text)
-            if plainer == text:
-                return False
-            text = plainer
-        return self._stands(text)
+            texts = [plainer for text in texts for plainer in self._plainer(text)]
+        return any(self._stands(text) for text in texts)
+
+    def _plainer(self, text: bytes) -> Iterable[bytes]:
+        """Yield what a text says if it is escaped, and what is packed in it, at any place."""
+        plainer = _ESCAPE.sub(_unescaped, text)
+        if plainer != text:
+            yield plainer
+        unbroken = text.translate(_STANDARD, b"\r\n")
+        packed: list[bytes] = self._packed.findall(unbroken)
+        for start in range(4 if packed else 0):
+            # Padding that is no padding: what follows a text does no harm.
+            filled = (run[start:] + b"A" * ((start - len(run)) % 4) for run in packed)
+            yield b64decode(b"".join(filled))
+        digits: list[bytes] = _HEX_RUN.findall(unbroken)
+        for start in range(2 if digits else 0):
+            even = (run[start : len(run) - (len(run) - start) % 2] for run in digits)
+            yield bytes.fromhex(b"".join(even).decode())
 
     def _stands(self, text: bytes) -> bool:
+        if b"\0" in text and self._stands(text.replace(b"\0", b"")):
+            return True
         if any(secret in text for secret in self._plain):
             return True
         unbroken = text.translate(None, b"\r\n")
@@ -219,16 +297,6 @@ class SecretScanner:
         return any(secret in lowered for secret in self._hex)
 
 
-def _in_base64(data: bytes) -> Iterable[bytes]:
-    """Yield what base 64 makes of bytes, alone and in the middle of others at each alignment."""
-    yield b64encode(data)
-    for shift, skipped in ((0, 0), (1, 2), (2, 3)):
-        packed = b64encode(b"\0" * shift + data)
-        core = packed[skipped : (shift + len(data)) * 8 // 6]
-        if len(core) >= _LEAST_PACKED:
-            yield core
-
-
 @lru_cache(maxsize=64)
 def _scanner_of(secrets: tuple[str, ...]) -> SecretScanner:
     return SecretScanner(secrets)
@@ -236,9 +304,13 @@ def _scanner_of(secrets: tuple[str, ...]) -> SecretScanner:
 
 # -- requests --
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:[/\\]*)([^/\\?#]*)([^?#]*)(\?[^#]*)?(#.*)?", re.DOTALL)
-_MATRIX = re.compile(r";([^=;/]+)=([^;/]*)")
-_NESTED = 3
+_URL = re.compile(
+    r"((?:[A-Za-z][A-Za-z0-9+.-]*:[/\\]*|[/\\]{2,})?)((?<=[:/\\])[^/\\?#]*)?([^?#]*)(\?[^#]*)?(#.*)?",
+    re.DOTALL,
+)
+_IN_PATH = re.compile(r"(?:^|(?<=[/;,&]))([^=;/,&]+)=([^;/,&]*)")
+_USER_IN_PATH = re.compile(r"(:/{1,2})([^/@]+)@")
+_NESTED = 4
 
 
 class Redacted(msgspec.Struct, frozen=True):
@@ -292,17 +364,81 @@ def _url(url: str, secrets: _Secrets, depth: int = 0) -> str:
     if user:
         secrets.add_pair(user)
         authority = f"{MASK}{at}{host}"
-    for name, value in _MATRIX.findall(path):
-        if secrets.names.match(unquote(name)):
-            secrets.add(value)
-            path = path.replace(f";{name}={value}", f";{name}={MASK}")
-    queries = (_query(text[1:], secrets, depth) for text in (query, fragment))
-    marked = (mark + text for mark, text in zip((query[:1], fragment[:1]), queries, strict=True))
-    return scheme + authority + path + "".join(marked)
+    shown = scheme + authority + _path(path, secrets, depth)
+    if query:
+        shown += "?" + _query(query[1:], secrets, depth)
+    if fragment:
+        route, mark, query = fragment[1:].partition("?")
+        shown += "#" + _query(route, secrets, depth) + mark + _query(query, secrets, depth)
+    return shown
+
+
+def _path(path: str, secrets: _Secrets, depth: int) -> str:
+    """Redact pairs and URLs that stand in a path."""
+
+    def pair(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if not secrets.names.match(unquote(name)):
+            return found[0]
+        secrets.add(value)
+        return f"{name}={MASK}"
+
+    def user(found: re.Match[str]) -> str:
+        secrets.add_pair(found[2])
+        return f"{found[1]}{MASK}@"
+
+    path = _USER_IN_PATH.sub(user, _IN_PATH.sub(pair, path))
+    if "%" not in path:
+        return path
+    return "/".join(_value(part, secrets, depth + 1) for part in path.split("/"))
+
+
+def _value(value: str, secrets: _Secrets, depth: int) -> str:
+    """Redact a value that is a URL, a query or a document, or holds one, escaped or not."""
+    if depth > _NESTED:
+        return value
+    if value.lstrip()[:1] in ("{", "["):
+        try:
+            shown = _json(value, secrets)
+            return value if shown == json.dumps(json.loads(value), sort_keys=True) else shown
+        except (ValueError, RecursionError):
+            pass  # text that only begins like a document
+    shown = _url(value, secrets, depth)
+    plain = unquote(value)
+    if shown != value or plain == value:
+        return shown
+    inner = _value(plain, secrets, depth + 1)
+    return value if inner == plain else quote(inner, safe="")
+
+
+_OAUTH = frozenset(
+    [
+        "client_id",
+        "code_verifier",
+        "grant_type",
+        "iss",
+        "redirect_uri",
+        "scope",
+        "session_state",
+        "state",
+    ]
+)
+"""Names beside which `code` is the secret of a sign-in; elsewhere it is that of a product."""
 
 
 def _query(text: str, secrets: _Secrets, depth: int = 0) -> str:
-    return "&".join(_pair(pair, secrets, depth) for pair in text.split("&"))
+    pairs = text.split("&")
+    if any(pair.partition("=")[0] in _OAUTH for pair in pairs):
+        pairs = [_without_code(pair, secrets) for pair in pairs]
+    return "&".join(_pair(pair, secrets, depth) for pair in pairs)
+
+
+def _without_code(pair: str, secrets: _Secrets) -> str:
+    name, _, value = pair.partition("=")
+    if name != "code":
+        return pair
+    secrets.add(value)
+    return f"{name}={MASK}"
 
 
 def _pair(pair: str, secrets: _Secrets, depth: int) -> str:
@@ -320,13 +456,9 @@ def _pair(pair: str, secrets: _Secrets, depth: int) -> str:
 
 
 def _nested(pair: str, secrets: _Secrets, depth: int) -> str:
-    """Redact a URL that stands in a query as a value."""
+    """Redact what stands in a query as a value."""
     name, equals, value = pair.partition("=")
-    plain = unquote(value)
-    if depth == _NESTED or "://" not in plain:
-        return pair
-    inner = _url(plain, secrets, depth + 1)
-    return pair if inner == plain else name + equals + quote(inner, safe="")
+    return name + equals + _value(value, secrets, depth + 1)
 
 
 def _param(name: str, value: str, secrets: _Secrets) -> str:
@@ -335,7 +467,7 @@ def _param(name: str, value: str, secrets: _Secrets) -> str:
     if secrets.names.match(name):
         secrets.add(value)
         return MASK
-    return _url(value, secrets) if "://" in value else value
+    return _value(value, secrets, 0)
 
 
 def _custom_headers(text: str, secrets: _Secrets) -> str:
@@ -350,28 +482,85 @@ def _custom_headers(text: str, secrets: _Secrets) -> str:
     return json.dumps({name.lower(): MASK for name in sorted(given, key=str.lower)})
 
 
+_PART = re.compile(
+    r"name=\"?([^\";\r\n]+)[^\r\n]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n(.*?)(?=\r?\n--)", re.DOTALL
+)
+_ELEMENT = re.compile(r"<([\w:.-]+)(?:\s[^<>]*)?>(?:<!\[CDATA\[)?([^<\]]+)")
+_ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"<]*)\"|'([^'<]*)')")
+_MEMBER = re.compile(r"\"([^\"\\]{1,256})\"\s*:\s*(?:\"((?:[^\"\\]|\\.)*)\"?|([^\s\",{}\[\]]+))")
+
+
 def _posted(text: str, content_type: str, secrets: _Secrets) -> str:
-    if "x-www-form-urlencoded" in content_type.lower():
+    """Redact what is posted, by its look: people send documents under any type."""
+    kind, begin = content_type.lower(), text.lstrip()[:1]
+    if "multipart/" in kind:
+        return _marked(_PART, text, secrets)
+    if begin == "<":
+        return _marked(_ATTRIBUTE, _marked(_ELEMENT, text, secrets), secrets)
+    if "x-www-form-urlencoded" in kind or ("json" not in kind and begin not in ("{", "[")):
         return _query(text, secrets)
-    if "json" not in content_type.lower():
-        return text
     try:
-        document = json.loads(text)
-        return json.dumps(_document(document, secrets), sort_keys=True)
+        return _json(text, secrets)
     except (ValueError, RecursionError):
-        return text
+        return "\n".join(_json_line(line, secrets) for line in text.split("\n"))
+
+
+def _json_line(line: str, secrets: _Secrets) -> str:
+    try:
+        return _json(line, secrets)
+    except (ValueError, RecursionError):
+        return _marked(_MEMBER, line, secrets)
+
+
+def _marked(pattern: re.Pattern[str], text: str, secrets: _Secrets) -> str:
+    """Redact values that a pattern finds behind their names."""
+
+    def value(found: re.Match[str]) -> str:
+        name, *values = (part for part in found.groups() if part is not None)
+        if not secrets.names.match(name) or not values:
+            return found[0]
+        secrets.add(values[0])
+        secrets.add(html.unescape(values[0]))
+        start = found.start(found.lastindex or 0) - found.start()
+        end = found.end(found.lastindex or 0) - found.start()
+        return found[0][:start] + MASK + found[0][end:]
+
+    return pattern.sub(value, text)
+
+
+class _Members(list[tuple[str, Any]]):
+    """The members of an object, of which several may have one name."""
+
+
+def _json(text: str, secrets: _Secrets) -> str:
+    document = json.loads(text, object_pairs_hook=_Members)
+    return json.dumps(_document(document, secrets), sort_keys=True)
 
 
 def _document(value: Any, secrets: _Secrets) -> Any:
-    if isinstance(value, list):
-        return [_document(item, secrets) for item in value]
-    if not isinstance(value, Mapping):
-        return value
+    if not isinstance(value, _Members):
+        return [_document(item, secrets) for item in value] if isinstance(value, list) else value
     shown: dict[str, Any] = {}
-    for name, item in value.items():
-        if isinstance(item, str | int | float) and secrets.names.match(name):
-            secrets.add(str(item))
+    for name, item in value:
+        if name == "fill" and isinstance(item, list) and len(item) == 2:
+            # An instruction for a page: what is typed into which field.
+            if secrets.names.match(str(item[0])):
+                _add_all(item[1], secrets)
+            shown[name] = [item[0], MASK]
+        elif item is not None and secrets.names.match(name):
+            _add_all(item, secrets)
             shown[name] = MASK
         else:
             shown[name] = _document(item, secrets)
     return shown
+
+
+def _add_all(value: Any, secrets: _Secrets) -> None:
+    """Remember all texts and numbers of a document."""
+    if isinstance(value, _Members):
+        value = [item for _, item in value]
+    if not isinstance(value, list):
+        secrets.add(str(value))
+        return
+    for item in value:
+        _add_all(item, secrets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
@@ -19,7 +20,8 @@ _CREDENTIALS = re.compile(r"//[^/@\s]*@")
 
 
 def redactor(key: str, values: Iterable[str] = ()) -> Callable[[str], str]:
-    """Return a function that masks the key in a text, plain or percent-encoded in part or whole.
+    """Return a function that masks the key in a text, plain, percent-encoded in part or whole, in
+    base 64 or in hexadecimal.
 
     It also masks values of at least MIN_VALUE characters (shorter ones would mask half of any
     sentence), and all text between `//` and `@`.
@@ -27,7 +29,10 @@ def redactor(key: str, values: Iterable[str] = ()) -> Callable[[str], str]:
     secrets = [key] if key else []
     secrets += [value for value in values if len(value) >= MIN_VALUE]
     secrets.sort(key=len, reverse=True)
-    pattern = re.compile("|".join(map(_spellings, secrets))) if secrets else None
+    spellings = [_spellings(secret) for secret in secrets]
+    if len(key) >= MIN_VALUE:
+        spellings += _packed(key)
+    pattern = re.compile("|".join(spellings)) if spellings else None
 
     def redact(text: str) -> str:
         if pattern is not None:
@@ -35,6 +40,28 @@ def redactor(key: str, values: Iterable[str] = ()) -> Callable[[str], str]:
         return _CREDENTIALS.sub(f"//{MASK}@", text)
 
     return redact
+
+
+_LEAST_PACKED = 6
+
+
+def in_base64(data: bytes) -> Iterable[bytes]:
+    """Yield what base 64 makes of bytes, alone and in the middle of others at each alignment."""
+    yield b64encode(data)
+    for shift, skipped in ((0, 0), (1, 2), (2, 3)):
+        packed = b64encode(b"\0" * shift + data)
+        core = packed[skipped : (shift + len(data)) * 8 // 6]
+        if len(core) >= _LEAST_PACKED:
+            yield core
+
+
+def _packed(secret: str) -> Iterable[str]:
+    """Yield patterns of a secret in base 64, of either alphabet, and in hexadecimal."""
+    data = secret.encode("utf-8", "replace")
+    for spelt in in_base64(data):
+        pattern = re.escape(spelt.decode())
+        yield pattern.replace(r"\+", "[-+]").replace("/", "[_/]")
+    yield f"(?i:{data.hex()})"
 
 
 def _spellings(secret: str) -> str:

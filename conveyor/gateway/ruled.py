@@ -204,6 +204,10 @@ class RuledGateway(FakeGateway, GatewayControl):
         self._first = rules
         self._used = _RulesInUse(rules)
 
+    def names(self) -> SecretNames:
+        """Return the names whose values are secret by the present rules."""
+        return self._used.rules.redact
+
     def install(self, document: bytes, *, is_toml: bool) -> None:
         if is_toml:
             rules = rules_of_toml(_text(document, "rules"), "rules", self._read_body)
@@ -240,7 +244,7 @@ class RuledGateway(FakeGateway, GatewayControl):
     def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
         """Answer as the rules ask, or else the URL. Raises ScrapeFailed as the fake gateway."""
         answer = self._used.answer(request)
-        names = self._used.rules.redact
+        names = self.names()
         self._call_log.note(
             request, None if answer is None else answer.rule, self._clock.now(), names
         )

@@ -111,7 +111,8 @@ class Recorder(Protocol):
         ...
 
     async def aclose(self, *, is_whole: bool) -> None:
-        """End the recording. One that is not whole is never answered from."""
+        """End the recording. A new one that is not whole is never answered from; one that was
+        added to holds what it held and what was added."""
         ...
 
 

@@ -18,6 +18,7 @@ from conveyor.bootstrap.recording import NO_RECORDING, RecordingChoice
 from conveyor.clock import LAST_INSTANT, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
+from conveyor.gateway.redaction import GrowingNames
 from conveyor.gateway.ruled import RuledGateway, RulesFile
 from conveyor.http.middleware import is_loopback
 from conveyor.http.routes_dev import TOKEN_BYTES
@@ -165,7 +166,9 @@ async def _serve_by_rules(
         directory=Path(rules).parent if rules else None,
     )
     file = RulesFile(Path(rules), ruled) if rules else None
-    names = choices.recording.names if file is None else file.start().redact
+    if file is not None:
+        file.start()
+    names = GrowingNames(ruled.names)
     async with anyio.create_task_group() as group:
         if file is not None:
             group.start_soon(file.watch, SystemClock())

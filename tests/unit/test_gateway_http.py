@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import quote, quote_plus, urlencode
 
@@ -408,3 +409,19 @@ async def test_a_gateway_is_opened_by_its_setting(kind: str, made: type[object])
     )
     assert isinstance(gateway, made)
     await gateway.aclose()
+
+
+@pytest.mark.parametrize("before", [b"", b"a", b"ab", b"abc"])
+@pytest.mark.parametrize("pack", [b64encode, urlsafe_b64encode, bytes.hex])
+def test_a_packed_key_is_masked_before_the_detail_is_cut(
+    before: bytes, pack: Callable[[bytes], str | bytes]
+) -> None:
+    key = "k\u00ff\u00fe?>~-5f0c9a77e1d24b"
+    spelt = pack(before + key.encode())
+    packed = spelt if isinstance(spelt, str) else spelt.decode()
+    document = json.dumps({"detail": "x" * 480 + " " + packed}).encode()
+    detail = refusal(422, document, redact=redactor(key)).problem.detail
+    assert detail is not None
+    assert detail.startswith("x" * 480)
+    assert MASK in detail
+    assert packed[8:14] not in detail

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Problem, Spend, TaskFailure, WaitReason
 from conveyor.gateway.fake import FakeGateway, expected_body
 from conveyor.gateway.recording import RecordingGateway, ReplayGateway
+from conveyor.gateway.redaction import GrowingNames
+from conveyor.gateway.ruled import RuledGateway
 from conveyor.ports.gateway import (
     Absence,
     Gateway,
@@ -146,6 +149,15 @@ async def test_answers_to_one_key_come_in_order_and_the_last_one_stays(tmp_path:
         assert [await answer(gateway, flaky) for _ in range(5)] == [*seen, seen[2], seen[2]]
 
 
+async def test_tasks_that_are_answered_as_one_do_not_move_each_other_on(tmp_path: Path) -> None:
+    requests = [asked("flaky", flaky=2, order=order) for order in range(3)]
+    async with recording(tmp_path / "r") as gateway:
+        seen = [await answer(gateway, requests[0]) for _ in range(3)]
+    async with replaying(tmp_path / "r") as gateway:
+        for told in seen:
+            assert [await answer(gateway, request) for request in requests] == [told] * 3
+
+
 class Numbered(FakeGateway):
     """A gateway whose page depends on the key that a URL holds."""
 
@@ -245,6 +257,38 @@ async def test_what_is_missing_is_called_and_added_on_request(tmp_path: Path) ->
         assert [len(await answer(gateway, flaky)) for _ in range(2)] == [12, 6]
 
 
+async def test_a_recording_that_is_added_to_is_whole_after_each_addition(tmp_path: Path) -> None:
+    directory, clock = tmp_path / "r", SystemClock()
+    async with recording(directory) as gateway:
+        await answer(gateway, asked("a"))
+    recordings = await open_recordings(directory, adds=True)
+    adding = RecordingGateway(FakeGateway(clock), recordings.recorder(), clock)
+    gateway = ReplayGateway(recordings, adding)
+    for number, page in enumerate("bcdefghijkl"):
+        await answer(gateway, asked(page))
+        copytree(directory, tmp_path / page)  # what a kill would leave here
+        async with replaying(tmp_path / page) as copied:
+            for known in "abcdefghijkl"[: number + 2]:
+                assert (await answer(copied, asked(known)))[0] == expected_body(asked(known).url)
+    await gateway.aclose()
+
+
+async def test_names_that_rules_add_later_are_redacted_from_the_next_call_on(
+    tmp_path: Path,
+) -> None:
+    clock = SystemClock()
+    ruled = RuledGateway(clock)
+    recorder = await open_recorder(tmp_path)
+    recorded = RecordingGateway(ruled, recorder, clock, GrowingNames(ruled.names))
+    for rules in ("[redact]\nquery = ['kunde']", "[redact]\nquery = ['ort']"):
+        ruled.install(rules.encode(), is_toml=True)
+        await answer(recorded, asked("a", kunde="maria-1", ort="berlin-2"))
+    await recorded.aclose()
+    first, second = (json.loads(line)["url"] for line in lines(tmp_path)[1:-1])
+    assert ("kunde=***" in first, "ort=berlin-2" in first) == (True, True)
+    assert ("kunde=***" in second, "ort=***" in second) == (True, True)
+
+
 async def test_a_directory_with_a_recording_is_left_alone(tmp_path: Path) -> None:
     async with recording(tmp_path) as gateway:
         await answer(gateway, asked("a"))
@@ -299,6 +343,28 @@ def no_body(log: Path) -> None:
         body.unlink()
 
 
+def without_refusal(log: Path) -> None:
+    head, one, other, foot = log.read_text().splitlines()
+    fields = json.loads(other)
+    del fields["refusal"]
+    log.write_text("\n".join([head, one, json.dumps(fields), foot]) + "\n")
+
+
+def far_away(log: Path) -> None:
+    log.write_text(log.read_text().replace('"verdict"', f'"order":{2**63},"verdict"', 1))
+
+
+def directory_for_body(log: Path) -> None:
+    (body,) = files_below(log.parent / BODIES)
+    body.unlink()
+    body.mkdir()
+
+
+def directory_for_log(log: Path) -> None:
+    log.unlink()
+    log.mkdir()
+
+
 def empty(log: Path) -> None:
     log.write_bytes(b"")
 
@@ -314,6 +380,10 @@ def empty(log: Path) -> None:
         (led_astray, "a body that is no digest"),
         (other_bytes, "does not fit its digest"),
         (no_body, "is missing"),
+        (without_refusal, "line 3 is no exchange"),
+        (far_away, "line 2 is no exchange"),
+        (directory_for_body, "cannot be read"),
+        (directory_for_log, "cannot be read"),
         (empty, "is no recording"),
         (Path.unlink, "holds no recording"),
     ],
@@ -329,6 +399,15 @@ async def test_a_damaged_recording_is_refused_in_one_line(
         await open_recordings(tmp_path)
     assert reason in refused.value.detail
     assert "\n" not in refused.value.detail
+
+
+async def test_a_file_in_place_of_a_directory_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    with pytest.raises(ConveyorError, match="cannot be read: Not a directory"):
+        await open_recordings(file)
+    with pytest.raises(ConveyorError, match="cannot be written: Not a directory"):
+        await open_recorder(file / "x")
 
 
 async def test_a_full_disk_ends_the_recording_and_not_the_calls(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from base64 import b64encode, urlsafe_b64encode
+from base64 import b64encode, encodebytes, urlsafe_b64encode
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -52,6 +52,17 @@ ENCODINGS: list[Callable[[str], str | bytes]] = [
     by_numbers,
     lambda text: html.escape(json.dumps(text)),
     lambda text: text.encode("utf-16-le"),
+    lambda text: b64encode(b64encode(text.encode())),
+    lambda text: urlsafe_b64encode(b"a" + b64encode(b"b" + text.encode())),
+    lambda text: b64encode(text.encode()).hex(),
+    lambda text: text.encode().hex().encode().hex(),
+    lambda text: "0" + text.encode().hex().encode().hex(),
+    lambda text: b64encode(text.encode().hex().encode()),
+    lambda text: b64encode(quote(text, safe="").encode()),
+    lambda text: b64encode(json.dumps(text).encode()),
+    lambda text: b64encode(by_numbers(text).encode()),
+    lambda text: encodebytes(b64encode(b"before" * 20 + text.encode())),
+    lambda text: quote(b64encode(b64encode(text.encode())), safe=""),
 ]
 
 
@@ -117,6 +128,140 @@ def test_requests_that_differ_in_secrets_alone_have_one_key(
 )
 def test_requests_that_differ_otherwise_have_another_key(other: ScrapeRequest) -> None:
     assert redacted(other).asked.key != redacted(asked()).asked.key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "subscription-key",
+        "session_key",
+        "encryptionKey",
+        "admin_key",
+        "commonkey",
+        "PHPSESSID",
+        "connect.sid",
+        "x-session",
+        "user_pass",
+        "dbpass",
+        "db_pwd",
+        "key[0]",
+        "auth[0]",
+        "csrf",
+        "creds",
+        "login_pin",
+        "otp_code",
+        "apiKey2",
+        "accessKeyId",
+    ],
+)
+def test_values_of_names_like_those_of_keys_are_secret(name: str) -> None:
+    found = redacted(asked(f"{PAGE}?{quote(name)}=a1b2c3d4&page=2"))
+    assert found.asked.url == f"{PAGE}?{quote(name)}=***&page=2"
+    assert "a1b2c3d4" in found.secrets
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "monkey",
+        "roast_turkey",
+        "compass",
+        "goods_id",
+        "newsId",
+        "author",
+        "passenger",
+        "keyword",
+        "code",
+    ],
+)
+def test_values_of_other_names_stay(name: str) -> None:
+    assert redacted(asked(f"{PAGE}?{name}=a1b2c3d4")).asked.url == f"{PAGE}?{name}=a1b2c3d4"
+
+
+def test_the_code_of_a_sign_in_is_secret() -> None:
+    assert "a1b2c3d4" in redacted(asked(f"{PAGE}?code=a1b2c3d4&state=x")).secrets
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        PAGE + "?next=/cb?token={}",
+        PAGE + "?next=%2Fcb%3Ftoken%3D{}",
+        PAGE + "?next=%252Fcb%253Ftoken%253D{}",
+        PAGE + "?next=a%3Db%26token%3D{}",
+        PAGE + "?next=%2F%2Fuser:{}%40h.example",
+        PAGE + "#/r?sig={}",
+        PAGE + "/https://user:{}@other.example/x",
+        PAGE + "/https%3A%2F%2Fuser%3A{}%40other.example/x",
+        PAGE + "/token={}/x",
+        PAGE + "?variables=%7B%22token%22%3A%22{}%22%7D",
+        PAGE + '?variables={{"a":[{{"token":{{"value":"{}"}}}}]}}',
+    ],
+)
+def test_values_within_values_of_a_url_are_redacted(url: str) -> None:
+    one, other = (redacted(asked(url.format(value))) for value in ("first-one", "other-two"))
+    assert one.asked == other.asked
+    assert "first-one" not in one.asked.url
+    assert "first-one" in one.secrets
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '[{{"click":"#go"}},{{"fill":["#password","{}"]}}]',
+        '{{"token":"{}"}}',
+        "/cb?token={}",
+        "user=1&token={}",
+    ],
+)
+def test_values_within_params_are_redacted(value: str) -> None:
+    one, other = (
+        redacted(asked(params={"js_instructions": value.format(text)}))
+        for text in ("first-one", "other-two")
+    )
+    assert one.asked == other.asked
+    assert "first-one" in one.secrets
+
+
+def test_what_is_typed_elsewhere_is_masked_and_not_looked_for() -> None:
+    typed = redacted(asked(params={"js_instructions": '[{"fill":["#search","shoes"]}]'}))
+    assert typed.asked.params["js_instructions"] == '[{"fill": ["#search", "***"]}]'
+    assert "shoes" not in typed.secrets
+
+
+@pytest.mark.parametrize(
+    "url", [PAGE + "/a%20b/c%2Fd?x=%7B1%7D&y=[2]&z=a%3Db#top", "/p?q=%5B%22a%22%5D&r=1:2"]
+)
+def test_a_url_without_secrets_stays_as_it_is(url: str) -> None:
+    assert redacted(asked(url)).asked.url == url
+
+
+MULTIPART = '--b\r\nContent-Disposition: form-data; name="password"\r\n\r\n{}\r\n--b--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (MULTIPART, "multipart/form-data; boundary=b"),
+        ('{{"tokens":["{}"]}}', "application/json"),
+        ('{{"password":{{"value":"{}"}}}}', "application/json"),
+        ('{{"token":"{}","token":"same-one"}}', "application/json"),
+        ('{{"a":1}}\n{{"token":"{}"}}\n', "application/x-ndjson"),
+        ('{{"token":"{}"', "application/json"),
+        ('{{"token":"{}"}}', "text/plain"),
+        ("<a><Password type='x'>{}</Password></a>", "application/xml"),
+        ("<a><password><![CDATA[{}]]></password></a>", "text/xml"),
+        ('<login user="me" password="{}"/>', "application/soap+xml"),
+        ("a=1&token={}", ""),
+    ],
+)
+def test_values_of_everything_that_is_posted_are_redacted(body: str, content_type: str) -> None:
+    one, other = (
+        redacted(asked(body=TaskBody(body.format(value), content_type)))
+        for value in ("first-one", "other-two")
+    )
+    assert "first-one" in one.secrets
+    assert one.asked == other.asked
 
 
 def test_names_of_ones_own_are_redacted_too() -> None:
