@@ -483,10 +483,10 @@ def _custom_headers(text: str, secrets: _Secrets) -> str:
 
 
 _PART = re.compile(
-    r"name=\"?([^\";\r\n]+)[^\r\n]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n(.*?)(?=\r?\n--)", re.DOTALL
+    r"name=\"?([^\";\r\n]+)[^\r\n]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n(.*?)(?=\r?\n--|\Z)", re.DOTALL
 )
 _ELEMENT = re.compile(r"<([\w:.-]+)(?:\s[^<>]*)?>(?:<!\[CDATA\[)?([^<\]]+)")
-_ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"<]*)\"|'([^'<]*)')")
+_ATTRIBUTE = re.compile(r"(?<![\w:.-])([\w:.-]+)\s*=\s*(?:\"([^\"<]*)\"|'([^'<]*)')")
 _MEMBER = re.compile(r"\"([^\"\\]{1,256})\"\s*:\s*(?:\"((?:[^\"\\]|\\.)*)\"?|([^\s\",{}\[\]]+))")
 
 
