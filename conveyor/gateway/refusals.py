@@ -26,13 +26,7 @@ def redactor(key: str, values: Iterable[str] = ()) -> Callable[[str], str]:
     It also masks values of at least MIN_VALUE characters (shorter ones would mask half of any
     sentence), and all text between `//` and `@`.
     """
-    secrets = [key] if key else []
-    secrets += [value for value in values if len(value) >= MIN_VALUE]
-    secrets.sort(key=len, reverse=True)
-    spellings = [_spellings(secret) for secret in secrets]
-    if len(key) >= MIN_VALUE:
-        spellings += _packed(key)
-    pattern = re.compile("|".join(spellings)) if spellings else None
+    pattern = _pattern(key, tuple(values))
 
     def redact(text: str) -> str:
         if pattern is not None:
@@ -43,6 +37,18 @@ def redactor(key: str, values: Iterable[str] = ()) -> Callable[[str], str]:
 
 
 _LEAST_PACKED = 6
+
+
+@lru_cache(64)
+def _pattern(key: str, values: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Write the pattern of secrets once for the failed calls of a job."""
+    secrets = [key] if key else []
+    secrets += [value for value in values if len(value) >= MIN_VALUE]
+    secrets.sort(key=len, reverse=True)
+    spellings = [_spellings(secret) for secret in secrets]
+    if len(key) >= MIN_VALUE:
+        spellings += _packed(key)
+    return re.compile("|".join(spellings)) if spellings else None
 
 
 def in_base64(data: bytes) -> Iterable[bytes]:
