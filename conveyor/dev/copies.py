@@ -253,6 +253,14 @@ def _secret_of(directory: Path) -> bytes | None:
         raise _refused(f"the secret in {directory} is damaged") from None
 
 
+_PAUSE_SCHEDULES = """
+    UPDATE jobs
+    SET scheduling = json_remove(json_set(scheduling, '$.paused', json('true')), '$.key_hash')
+    WHERE scheduling IS NOT NULL
+"""
+"""No key is there to fire with; `key_hash` is that of the caller's own key."""
+
+
 def _share(database: Path, secret: bytes) -> tuple[str, ...]:
     """Take out of a database what is nobody else's business; return the new names of its callers,
     which are API keys under the secret."""
@@ -266,6 +274,7 @@ def _share(database: Path, secret: bytes) -> tuple[str, ...]:
         for (caller,), key in zip(callers, keys, strict=True):
             _rename(connection, caller, caller_id(naming, key))
         connection.execute("UPDATE jobs SET sealed_key = x'', callback = NULL, webhook = NULL")
+        connection.execute(_PAUSE_SCHEDULES)
         # Without a key, their tasks would all fail at the first start.
         connection.execute("UPDATE runs SET paused = 1 WHERE status IN ('running', 'pending')")
         connection.execute("DELETE FROM deliveries WHERE status = 'pending'")

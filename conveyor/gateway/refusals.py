@@ -16,7 +16,7 @@ from conveyor.ports.gateway import ScrapeFailed
 
 MASK = "***"
 MIN_VALUE = 4
-_CREDENTIALS = re.compile(r"//[^/@\s]*@")
+_CREDENTIALS = re.compile(r"//[^/?#\s]*@")
 
 
 def redactor(key: str, values: Iterable[str] = ()) -> Callable[[str], str]:

@@ -272,7 +272,7 @@ def _text(document: bytes, name: str) -> str:
 # -- the log of calls --
 
 _PAIR = re.compile(r"([?&;#]|^)([^?=&;#]*)=([^&;#]*)")
-_CREDENTIALS = re.compile(r"//([^/@\s]*)@")
+_CREDENTIALS = re.compile(r"//([^/?#\s]*)@")
 _MEMBER = re.compile(r'"([^"\\]{1,256})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\\?$)|[^\s",{}\[\]]+)')
 _SHORTEST_KEY = 8
 """Characters of an API key that is looked for in all texts; a shorter one may be any word."""

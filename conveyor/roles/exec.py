@@ -145,6 +145,9 @@ def run_with_server(command: Sequence[str], flags: Sequence[str]) -> int:
     `flags` are those of conveyor-dev. Prints nothing but the last lines of a server that failed,
     and why a command cannot be run.
     """
+    if not hasattr(signal, "sigwaitinfo"):
+        _say("conveyor-dev: exec: needs a system that tells who sent a signal, such as Linux")
+        return NOT_EXECUTABLE
     if shutil.which(command[0]) is None:
         is_there = os.path.exists(command[0])
         _say(f"conveyor-dev: exec: {command[0]}: {'cannot be run' if is_there else 'not found'}")

@@ -12,8 +12,10 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from zenrows import ZenRowsBatchClient
 
+import conveyor.testing
 from conveyor.testing.fleet import RoleFleet
 from conveyor.testing.gateway_server import GatewayServer
+from conveyor.testing.local_server import ConveyorServer
 from tests.acceptance.support_bindings import BINDINGS, FLEET, Serving
 from tests.acceptance.support_client import FLEET_SETTINGS, client_server, open_client
 from tests.acceptance.support_fleet import fleet
@@ -103,3 +105,17 @@ def _over_fleet(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     chosen = callspec is not None and callspec.params.get("binding") == FLEET
     return chosen or "shared_fleet" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[ConveyorServer]:
+    """A development server for the tests of a module."""
+    with conveyor.testing.server() as server:
+        yield server
+
+
+@pytest.fixture
+def emptied_server(shared_server: ConveyorServer) -> Iterator[ConveyorServer]:
+    """The server of the module, emptied after each test, as the plugin's shared one."""
+    yield shared_server
+    shared_server.reset()

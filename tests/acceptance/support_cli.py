@@ -20,6 +20,8 @@ from tests.patient import fetched
 
 CLIENT = [sys.executable, "-m", "conveyor"]
 SERVER = [sys.executable, "-c", "from conveyor.cli import dev_main; dev_main()"]
+QUIET_PYTEST = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+"""Runs tests of users with warnings as errors, and leaves nothing in their directory."""
 JOB_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 
 PROGRESS = re.compile(r"(fetching|writing|downloading|making the export|sending .*|checking .*): ")

@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tests.acceptance.support_cli import CLIENT, SERVER
+from tests.acceptance.support_wire import eventually
 from tests.patient import SECONDS, fetched
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -116,12 +117,17 @@ def run_of(api: str, job: str) -> Any:
     return httpx.get(f"{api}/jobs/{job}", headers=KEY, timeout=SECONDS).json()["latest_run"]
 
 
+def opened(screen: Screen) -> str:
+    """The addresses that a browser was asked to open, a line each."""
+    return screen.seen.read_text() if screen.seen.exists() else ""
+
+
 def ended(api: str, job: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while (run := run_of(api, job))["status"] != "completed":
-        assert time.monotonic() < deadline, run
-        time.sleep(0.02)
-    return run
+    def completed() -> Any:
+        run = run_of(api, job)
+        return run if run["status"] == "completed" else None
+
+    return eventually(completed, "the end of the run")
 
 
 def test_keys_do_what_the_help_says(screen: Screen) -> None:
@@ -161,7 +167,7 @@ def test_keys_do_what_the_help_says(screen: Screen) -> None:
 
     screen.type("o")
     screen.until(re.escape(f"{api.removesuffix('/v1')}/dashboard"))
-    _eventually(lambda: screen.seen.exists() and "/dashboard" in screen.seen.read_text())
+    eventually(lambda: opened(screen) if "/dashboard" in opened(screen) else None, "a page")
     screen.type("xq")
     screen.until(r"stopping\r\n\$ ")
     assert screen.is_usual()
@@ -216,13 +222,6 @@ def _eventually_pressed(screen: Screen) -> None:
     screen.until(r"q  quit")
 
 
-def _eventually(holds: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_without_a_terminal_no_key_is_read(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"qqq\n")
@@ -254,7 +253,7 @@ def test_the_lines_to_try_submit_a_job_and_follow_it(screen: Screen) -> None:
 
 def test_open_opens_the_dashboard(screen: Screen) -> None:
     api = screen.serve("--port", "0", "--open")
-    _eventually(lambda: screen.seen.exists() and screen.seen.read_text().endswith("\n"))
+    eventually(lambda: opened(screen) if opened(screen).endswith("\n") else None, "a page")
     assert screen.seen.read_text() == f"{api.removesuffix('/v1')}/dashboard\n"
     screen.type("q")
     screen.until(r"stopping")

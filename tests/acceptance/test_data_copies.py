@@ -331,6 +331,26 @@ def test_a_copy_for_sharing_sends_nothing(shared: Path, tmp_path: Path) -> None:
             assert connection.execute(f"SELECT count(*) {sql}").fetchone() == (0,)
 
 
+def test_schedules_of_a_copy_for_sharing_are_paused(tmp_path: Path) -> None:
+    daily = {"times_of_day": ["07:00"], "cadence": {"daily": {}}}
+    schedule = {"calendar": daily, "timezone": "UTC"}
+    with conveyor_server(tmp_path / "data") as server, _api(server) as api:
+        _submit(api, server.url("page"), type="scheduled", schedule=schedule)
+        save_copy(tmp_path / "data", tmp_path / "copy.tar", CLOCK, for_sharing=True)
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    with closing(sqlite3.connect(tmp_path / "into" / "conveyor.db")) as connection:
+        [(scheduling,)] = connection.execute("SELECT scheduling FROM jobs")
+    assert "key_hash" not in scheduling
+    with conveyor_server(tmp_path / "into") as server, _api(server, "caller-1") as api:
+        [job] = api.get("/jobs").json()["jobs"]
+        shown = api.get(f"/jobs/{job['job_id']}/schedule")
+        assert shown.json()["schedule_state"] == "paused", shown.text
+        state = {"schedule_state": "active"}
+        active = api.post(f"/jobs/{job['job_id']}/schedule/state", json=state)
+        assert active.is_success, active.text
+        assert "next_scheduled_run" in api.get(f"/jobs/{job['job_id']}/schedule").json()
+
+
 def _check_refused(file: Path) -> None:
     """A file that is damaged fills nothing."""
     into = file.parent / "into"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -25,6 +24,7 @@ from conveyor.settings import load
 from conveyor.testing.gateway_server import GatewayServer
 from conveyor.testing.local_server import ConveyorServer, conveyor_server, serving
 from conveyor.testing.process import ServerProcess
+from tests.acceptance.support_cli import QUIET_PYTEST
 from tests.acceptance.support_wire import eventually
 from tests.patient import SECONDS
 
@@ -273,18 +273,7 @@ def test_a_wrong_start_is_told_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_samples_pass_without_a_real_sleep_and_live_for_forty_days(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:asyncio",
-    ]
+    command = [*QUIET_PYTEST, "-p", "no:asyncio"]
     ended = subprocess.run(
         [*command, f"--junitxml={report}", "-ojunit_family=xunit1", "scripts/samples"],
         cwd=ROOT,

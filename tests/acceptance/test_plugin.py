@@ -12,6 +12,7 @@ import pytest
 from zenrows import ZenRowsBatchClient
 
 from conveyor.testing.local_server import ConveyorServer
+from tests.acceptance.support_cli import QUIET_PYTEST
 from tests.patient import SECONDS
 
 README = Path(__file__).parents[2] / "README.md"
@@ -27,19 +28,7 @@ def test_the_example_in_the_readme_passes(tmp_path: Path) -> None:
     (example,) = [block for block in blocks if "def test_" in block]
     (tmp_path / "test_example.py").write_text(example)
     done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error",
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:asyncio",
-            ".",
-        ],
+        [*QUIET_PYTEST, "-p", "no:asyncio", "."],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-import conveyor.testing
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.testing.local_server import ConveyorServer
 from tests.patient import SECONDS
@@ -18,17 +16,9 @@ SECRET = "Bearer one-two-three-four"
 KEY = "key-of-this-test-5678"
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[ConveyorServer]:
-    with conveyor.testing.server() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running: ConveyorServer) -> Iterator[ConveyorServer]:
-    """A server that the tests of this module share, as the plugin's shared one."""
-    yield running
-    running.reset()
+def server(emptied_server: ConveyorServer) -> ConveyorServer:
+    return emptied_server
 
 
 def work(server: ConveyorServer, *urls: str, **fields: Any) -> list[Any]:

@@ -3,7 +3,6 @@ test that failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,17 +17,9 @@ pytestmark = [pytest.mark.slow]
 START = "2027-03-01T00:00:00Z"
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[ConveyorServer]:
-    with conveyor.testing.server() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running: ConveyorServer) -> Iterator[ConveyorServer]:
-    """A server that the tests of this module share, as the plugin's shared one."""
-    yield running
-    running.reset()
+def server(emptied_server: ConveyorServer) -> ConveyorServer:
+    return emptied_server
 
 
 def submit(server: ConveyorServer, *urls: str, key: str = "", **fields: Any) -> httpx.Response:

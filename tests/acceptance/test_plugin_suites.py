@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+
+from tests.acceptance.support_cli import QUIET_PYTEST
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.server]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
@@ -41,9 +42,8 @@ def run(directory: Path, suite: str, *arguments: str) -> subprocess.CompletedPro
     (directory / "application.py").write_text(APPLICATION)
     (directory / "test_suite.py").write_text(dedent(suite))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-W", "error", "-m", "pytest", "-p", "no:cacheprovider", "-q", "."]
     return subprocess.run(
-        [*command, *arguments],
+        [*QUIET_PYTEST, ".", *arguments],
         cwd=directory,
         capture_output=True,
         text=True,

@@ -371,6 +371,7 @@ async def test_secrets_are_struck_from_a_problem(
 
 async def test_credentials_in_any_url_are_struck() -> None:
     assert redactor("")("see http://me:secret@h.test/x") == f"see http://{MASK}@h.test/x"
+    assert redactor("")("see http://me:se@cret@h.test/x") == f"see http://{MASK}@h.test/x"
     assert redactor("")("a@b.test //x/y@z") == "a@b.test //x/y@z"
 
 
