@@ -32,16 +32,18 @@ class Owner:
     """The caller of lanes, whose share of the slots they divide among themselves.
 
     `busy` is the sum of theirs; `turn` is the latest one of a lane that was picked. Its share has
-    the `weight` of the heaviest of its `lanes`.
+    the `weight` of the heaviest of its `lanes`; where those differ in weight, and it `is_mixed`, of
+    those alone that have work (`weight_of_work`).
     """
 
-    __slots__ = ("busy", "caller", "lanes", "turn", "weight")
+    __slots__ = ("busy", "caller", "is_mixed", "lanes", "turn", "weight")
 
     def __init__(self, caller: str = "") -> None:
         self.caller = caller
         self.busy = 0
         self.turn = 0
         self.weight = 1.0
+        self.is_mixed = False
         self.lanes: set[Lane] = set()
 
     def add(self, lane: Lane) -> None:
@@ -54,8 +56,21 @@ class Owner:
         self.lanes.discard(lane)
         self._weigh()
 
+    def weight_of_work(self, eligible: Callable[[Lane], bool]) -> float:
+        """Return the weight of the heaviest lane that has messages in hand, or that is `eligible`
+        and not known to be empty; of all lanes if none has work."""
+        weight = 0.0
+        for lane in self.lanes:
+            if lane.weight > weight and (
+                not lane.only_waits or (not lane.empties and eligible(lane))
+            ):
+                weight = lane.weight
+        return weight or self.weight
+
     def _weigh(self) -> None:
-        self.weight = max((lane.weight for lane in self.lanes), default=1.0)
+        weights = {lane.weight for lane in self.lanes}
+        self.weight = max(weights, default=1.0)
+        self.is_mixed = len(weights) > 1
 
 
 class Lane:

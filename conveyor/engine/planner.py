@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conveyor.domain.backoff import Backoff
-from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.lanes import Lane, Lanes, Owner
 from conveyor.engine.policy import Policy
 from conveyor.ports.queues import MAX_BATCH, Delivery
 
@@ -39,12 +39,20 @@ class LeastInFlight:
         self._turns = 0
 
     def pick(self, lanes: Iterable[Lane], eligible: Eligible) -> Lane | None:
-        """Look at every lane, and ask `eligible` only of those that would be chosen."""
+        """Look at every lane, and ask `eligible` only of those that would be chosen, and of those
+        of a caller whose runs differ in priority."""
         best: Lane | None = None
         least = (0.0, 0, 0.0, 0)
+        mixed: dict[Owner, float] = {}
         for lane in lanes:
             owner = lane.owner
-            load = (owner.busy / owner.weight, owner.turn, lane.busy / lane.weight, lane.turn)
+            weight = owner.weight
+            if owner.is_mixed:
+                # An idle run of high priority must not lend its weight to another.
+                if owner not in mixed:
+                    mixed[owner] = owner.weight_of_work(eligible)
+                weight = mixed[owner]
+            load = (owner.busy / weight, owner.turn, lane.busy / lane.weight, lane.turn)
             if best is not None and load > least:
                 continue
             if eligible(lane):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conveyor.engine.lanes import Lane, Owner
-from conveyor.engine.planner import LeastInFlight
+from conveyor.engine.planner import Eligible, LeastInFlight
 
 
 def lane(name: str, *, busy: int = 0, priority: int = 5, owner: Owner | None = None) -> Lane:
@@ -47,10 +49,15 @@ def test_a_lane_that_may_not_be_asked_is_passed_over() -> None:
     assert rule.pick([], lambda _lane: True) is None
 
 
-def shares(rule: LeastInFlight, lanes: list[Lane], slots: int) -> dict[str, int]:
+def shares(
+    rule: LeastInFlight,
+    lanes: list[Lane],
+    slots: int,
+    eligible: Eligible = lambda _lane: True,
+) -> dict[str, int]:
     """Fill the slots, one pick a message, and count what each lane has then."""
     for _ in range(slots):
-        found = rule.pick(lanes, lambda _lane: True)
+        found = rule.pick(lanes, eligible)
         assert found is not None
         found.busy += 1
     return {one.queue: one.busy for one in lanes}
@@ -76,6 +83,22 @@ def test_a_caller_has_the_share_of_its_highest_priority_and_its_runs_weigh_withi
     ]
 
     assert shares(LeastInFlight(), lanes, 90) == {"first": 40, "second": 20, "other": 30}
+
+
+@pytest.mark.parametrize("is_empty", [True, False], ids=["an empty queue", "nothing to ask for"])
+def test_a_run_that_has_nothing_to_do_lends_its_caller_no_weight(is_empty: bool) -> None:
+    mixed, plain = Owner("mixed"), Owner("plain")
+    idle = lane("idle", priority=9, owner=mixed)
+    lanes = [lane("bulk", owner=mixed), lane("other", owner=plain)]
+    if is_empty:
+        idle.found_nothing(0.0, empties_before=0)
+
+    def eligible(one: Lane) -> bool:
+        return is_empty or one is not idle
+
+    assert shares(LeastInFlight(), lanes, 40, eligible) == {"bulk": 20, "other": 20}
+    idle.busy = 4  # work again, and with it the weight: for a while all goes to its caller
+    assert shares(LeastInFlight(), lanes, 44, eligible) == {"bulk": 64, "other": 20}
 
 
 def test_more_callers_than_slots_take_turns() -> None:
