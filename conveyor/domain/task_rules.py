@@ -143,11 +143,13 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotYet(msgspec.Struct, frozen=True, gc=False):
-    """The row cannot be claimed; it is to be looked at again at `until`. `is_due_later`: it waits
-    for that, and nobody has claimed it."""
+    """The row cannot be claimed; it is to be looked at again at `until`, or as late as at its `end`
+    once that was done in vain: they differ where a clock was set back. `is_due_later`: it waits for
+    that, and nobody has claimed it."""
 
     until: int
     is_due_later: bool = False
+    end: int = 0
 
 
 # -- the rules --
@@ -209,16 +211,17 @@ def claim_change(
     if status is TaskStatus.PENDING:
         if row.not_before <= now:
             return _TAKEN
-        return NotYet(_held_until(row.not_before, since=row.updated_at, now=now), True)
+        return _held(row.not_before, since=row.updated_at, now=now, is_due_later=True)
     if row.claimed_until > now:
-        return NotYet(_held_until(row.claimed_until, since=row.claimed_at, now=now))
+        return _held(row.claimed_until, since=row.claimed_at, now=now, is_due_later=False)
     return interruption_change(row, now=now, max_interruptions=max_interruptions)
 
 
-def _held_until(end: int, *, since: int, now: int) -> int:
-    """Return when to look again at a row that is held from `since` to `end`: no later than it was
+def _held(end: int, *, since: int, now: int, is_due_later: bool) -> NotYet:
+    """Decide when to look again at a row that is held from `since` to `end`: no later than it was
     ever to be held, because a clock that was set back may be right again by then."""
-    return min(end, now + max(end - since, LEAST_HOLD))
+    longest = now + max(end - since, LEAST_HOLD)
+    return NotYet(min(end, longest), is_due_later, end if end > longest else 0)
 
 
 def interruption_change(row: ClaimableRow, *, now: int, max_interruptions: int) -> TaskChange:

@@ -348,8 +348,13 @@ class TaskHandler(StagedHandler):
             return held
         if isinstance(claim, ClaimedElsewhere):
             later = claim.is_due_later
+            hide_for = (claim.until - request.now) / 1_000
+            if claim.end:
+                # A clock was set back. The longer it stays so, the less often it is asked for.
+                longest = (claim.end - request.now) / 1_000
+                hide_for = min(max(hide_for, HIDING.delay(delivery.receive_count)), longest)
             return Outcome(
-                hide_for=max(0.0, (claim.until - request.now) / 1000),
+                hide_for=max(0.0, hide_for),
                 waiting=WaitReason.BACKOFF if later else None,
                 is_claimed=not later,
             )

@@ -26,11 +26,13 @@ class ClaimedElsewhere(msgspec.Struct, frozen=True):
     """Another worker's live claim, or a retry that is not due yet.
 
     The message is to be hidden until `until`, in milliseconds since the epoch. `is_due_later`: the
-    row waits for that instant, and nobody has claimed it.
+    row waits for that instant, and nobody has claimed it. `end` is the row's own instant where that
+    lies further ahead than any could, because a clock was set back; else 0.
     """
 
     until: int
     is_due_later: bool = False
+    end: int = 0
 
 
 class NotClaimable(msgspec.Struct, frozen=True):

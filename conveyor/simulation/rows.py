@@ -229,7 +229,7 @@ class RunRows:
         if change is None:
             return NotClaimable()
         if isinstance(change, NotYet):
-            return ClaimedElsewhere(change.until, change.is_due_later)
+            return ClaimedElsewhere(change.until, change.is_due_later, change.end)
         if change.event is not None:
             self._apply(row, change, now)
         if change.status is not TaskStatus.PROCESSING:

@@ -75,6 +75,22 @@ def test_a_paused_run_and_an_open_job_cost_no_wakes(server: ConveyorServer) -> N
 
 
 @pytest.mark.slow
+def test_a_clock_that_was_set_back_looks_ever_less_often_at_a_task_that_waits(
+    tmp_path: Path,
+) -> None:
+    with conveyor_server(tmp_path, clock="manual", clock_start=START, retry_base=5.0) as server:
+        job = _submit(server, [server.url("page", flaky=2)])
+        server.clock.advance(seconds=1)
+        before = server.clock.wakes
+        server.clock.shift(hours=-3)
+        server.clock.run_until_idle()
+        with _client(server) as client:
+            assert client.get(f"/jobs/{job}").json()["latest_run"]["status"] == "completed"
+        # 518; with a look each 10 s, the least that a row is left alone, 10,031.
+        assert server.clock.wakes - before <= 1_000
+
+
+@pytest.mark.slow
 def test_a_move_waits_for_a_call_over_a_network(tmp_path: Path) -> None:
     with (
         start_blocking_portal() as portal,

@@ -395,7 +395,7 @@ def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes
     if change is None:
         return NotClaimable()
     if isinstance(change, NotYet):
-        return ClaimedElsewhere(change.until, change.is_due_later)
+        return ClaimedElsewhere(change.until, change.is_due_later, change.end)
     if change.event is not None:  # a pending row is left as it is: the claim alone says more
         _apply(run, row, change, move.now, writes)
     if change.status is not TaskStatus.PROCESSING:

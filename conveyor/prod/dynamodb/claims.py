@@ -121,7 +121,7 @@ class Claims:
             if change is None:
                 return NotClaimable()
             if isinstance(change, NotYet):
-                return ClaimedElsewhere(change.until, change.is_due_later)
+                return ClaimedElsewhere(change.until, change.is_due_later, change.end)
             if change.event is None:
                 item = await self._claim_pending(call)
             else:
