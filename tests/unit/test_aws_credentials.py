@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +20,14 @@ from botocore.credentials import (
 )
 from botocore.exceptions import ClientError, CredentialRetrievalError
 
+from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws import credentials as module
 from conveyor.prod.aws.boto import BotoCarrier
-from conveyor.prod.aws.calls import AwsRefused
+from conveyor.prod.aws.calls import AwsOptions, AwsRefused
 from conveyor.prod.aws.carriers import Unanswered
 from conveyor.prod.aws.credentials import KeyHolder
+from conveyor.prod.aws.opening import open_aws
 from conveyor.roles.logs import configure_logs
 from tests.unit.aws_stub import Stub, calling, give_keys, serving
 
@@ -221,6 +225,30 @@ async def test_keys_are_renewed_in_the_middle_of_a_run() -> None:
         assert tokens == ["token 2", "token 3", "token 3", "token 3"]
         named = [seen.fields["authorization"].partition("/")[0][-5:] for seen in stub.seen]
         assert named == ["AKID2", "AKID3", "AKID3", "AKID3"]
+
+
+@pytest.mark.parametrize("carrier", ["http", "boto"])
+async def test_keys_that_a_program_cannot_renew_sign_until_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrier: str
+) -> None:
+    end = (datetime.now(UTC) + timedelta(seconds=5 * MINUTE)).isoformat()
+    said = {"Version": 1, "AccessKeyId": "AKID", "SecretAccessKey": "s", "Expiration": end}
+    keys = tmp_path / "keys"
+    keys.write_text(json.dumps(said))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {keys}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    async with serving(Stub()) as stub:
+        options = AwsOptions(dynamodb_endpoint=stub.url, attempts=1, carrier=carrier)
+        aws = await open_aws(options, SystemClock(), "dynamodb")
+        try:
+            for _ in range(2):
+                await aws.call("dynamodb", "get_item", {"TableName": "t", "Key": {}})
+                keys.unlink(missing_ok=True)
+        finally:
+            await aws.aclose()
+    assert len(stub.seen) == 2
 
 
 async def test_a_service_whose_keys_are_gone_is_not_called() -> None:

@@ -158,7 +158,16 @@ def make_clients(
         }
         if "s3" in clients:
             _send_bodies_at_once(clients["s3"])
-        return clients, session.get_credentials()
+        credentials = session.get_credentials()
+        _use_to_their_end(credentials)
+        return clients, credentials
+
+
+def _use_to_their_end(credentials: Credentials | None) -> None:
+    """Let keys that cannot be renewed sign until they end: botocore would not sign with them in
+    their last ten minutes, although each service takes them."""
+    if isinstance(credentials, RefreshableCredentials):
+        credentials._mandatory_refresh_timeout = 0
 
 
 _UPLOADS = ("PutObject", "UploadPart")
