@@ -26,6 +26,10 @@ async def for_each(
     The first exception cancels the other calls and is raised unwrapped.
     """
     waiting = list(arguments)
+    if len(waiting) == 1:
+        # A task group costs more than many a call.
+        await call(waiting[0])
+        return
     left = iter(waiting)
 
     async def work() -> None:

@@ -146,11 +146,12 @@ def _routes(
     async def uploaded(request: Request) -> Response:
         return await receive_upload(request, service)
 
-    routes = [
+    # First the path of bodies, which is asked for most: paths are compared one after the other.
+    routes = [Route(links.CONTENT_PATH, signed, methods=["GET"])]
+    routes += [
         Route(path, _endpoint(service, handlers, options), methods=list(handlers))
         for path, handlers in V1_ROUTES.items()
     ]
-    routes.append(Route(links.CONTENT_PATH, signed, methods=["GET"]))
     routes.append(Route(EXPORT_PATH, exported, methods=["GET"]))
     routes.append(Route(UPLOAD_PATH, uploaded, methods=["PUT"]))
     pages = page_routes(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from conveyor.aio.concurrency import unwrap
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
@@ -46,11 +46,14 @@ STRANGERS_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Optio
 
 
 class BodyResponse(Response):
-    """Streams scraped bytes unchanged."""
+    """Streams scraped bytes unchanged, after the `first` that were read already."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], *, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, pieces: AsyncIterator[bytes], *, headers: Mapping[str, str], first: bytes = b""
+    ) -> None:
         super().__init__(headers=headers)
         self._pieces = pieces
+        self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the body for as long as its client is there."""
@@ -66,12 +69,18 @@ class BodyResponse(Response):
                 async with anyio.create_task_group() as group:
                     # The server takes what it will send to nobody, and does not say so.
                     group.start_soon(_end_without_client, receive, group.cancel_scope)
+                    if self._first:
+                        await send(_piece_message(self._first))
                     async for piece in self._pieces:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        await send(_piece_message(piece))
                     await send({"type": "http.response.body", "body": b""})
                     group.cancel_scope.cancel()
         finally:
             await _close(self._pieces)
+
+
+def _piece_message(piece: bytes) -> Message:
+    return {"type": "http.response.body", "body": piece, "more_body": True}
 
 
 async def _end_without_client(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -109,17 +118,22 @@ async def content_response(found: Content | ProblemBody, *, method: str) -> Resp
     if not _FIELD_VALUE.fullmatch(content_type):
         content_type = _FALLBACK_TYPE
     headers = {**STRANGERS_HEADERS, "Content-Length": str(found.size), "Content-Type": content_type}
-    return await stored_response(found.pieces, headers=headers, method=method)
+    return await stored_response(found.pieces, found.size, headers=headers, method=method)
 
 
 async def stored_response(
-    pieces: AsyncIterator[bytes], *, headers: Mapping[str, str], method: str
+    pieces: AsyncIterator[bytes], size: int, *, headers: Mapping[str, str], method: str
 ) -> Response:
-    """Answer with stored bytes under these headers; to HEAD, only with the headers."""
+    """Answer with so many stored bytes under these headers; to HEAD, only with the headers."""
     if method == "HEAD":
         await _close(pieces)
         return Response(headers=headers)
-    return BodyResponse(pieces, headers=headers)
+    first = await anext(pieces, b"")
+    if len(first) < size:
+        return BodyResponse(pieces, headers=headers, first=first)
+    # Nothing is left to wait for, so nothing need watch whether the client is there.
+    await _close(pieces)
+    return Response(first, headers=headers)
 
 
 async def _close(pieces: AsyncIterator[bytes]) -> None:
@@ -177,7 +191,7 @@ async def read_download(request: Request, service: Service) -> Response:
         "Content-Length": str(found.size),
         "Content-Type": MEDIA_TYPES[found.format],
     }
-    return await stored_response(found.pieces, headers=headers, method=request.method)
+    return await stored_response(found.pieces, found.size, headers=headers, method=request.method)
 
 
 EXPORT_ROUTES: dict[str, dict[str, Handler]] = {

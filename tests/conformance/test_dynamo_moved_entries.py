@@ -13,7 +13,15 @@ from conveyor.ports.outbox import EntryKey, OutboxEntry, Subscriber
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb import schema
-from conveyor.prod.dynamodb.schema import Key, job_key, place_key, run_key
+from conveyor.prod.dynamodb.client import SHAPE
+from conveyor.prod.dynamodb.schema import (
+    PARTITION_KEY,
+    SORT_KEY,
+    Key,
+    job_key,
+    place_key,
+    run_key,
+)
 from conveyor.testing.aws_faults import Match
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_records import DB, LAPSE, Bench, open_bench
@@ -181,3 +189,13 @@ async def test_a_batch_asks_for_each_item_once(bench: Bench) -> None:
     found = await bench.store.table.get_many([*wanted, *reversed(wanted)])
     assert set(found) == set(wanted)
     assert [len(batch) for batch in batches] == [60]
+
+
+async def test_a_batch_brings_the_attributes_that_it_names(bench: Bench) -> None:
+    wanted = [run_key(*await bench.other.submit(0)) for _ in range(2)]
+    whole = await bench.store.table.get_many(wanted)
+    found = await bench.store.table.get_many(wanted, names=("status", "missing"))
+    for key in wanted:
+        assert found[key] == {
+            name: whole[key][name] for name in (PARTITION_KEY, SORT_KEY, SHAPE, "status")
+        }

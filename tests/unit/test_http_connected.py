@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.request import ClientGone, ConnectionGuard, read_body
-from conveyor.http.routes_files import BodyResponse
+from conveyor.http.routes_files import BodyResponse, stored_response
 from tests.patient import SECONDS
 
 
@@ -115,6 +115,39 @@ async def test_a_body_ends_with_its_last_piece_or_its_error(error: Exception | N
         : len(sent) - 1
     ]
     assert len(sent) == (3 if error is None else 2)
+
+
+@pytest.mark.parametrize(("pieces", "messages"), [([b""], 1), ([b"whole"], 1), ([b"a", b"bc"], 3)])
+async def test_a_body_that_is_there_at_once_is_sent_at_once(
+    pieces: list[bytes], messages: int
+) -> None:
+    sent: list[Message] = []
+    closed: list[bool] = []
+
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            for piece in pieces:
+                if piece:
+                    yield piece
+        finally:
+            closed.append(True)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    whole = b"".join(pieces)
+    answer = await stored_response(body(), len(whole), headers={"X-Sort": "body"}, method="GET")
+    await answer({"type": "http"}, receive, send)
+    assert b"".join(message["body"] for message in sent[1:]) == whole
+    assert (b"x-sort", b"body") in sent[0]["headers"]
+    assert [message.get("more_body", False) for message in sent[1:]] == (
+        [True] * (messages - 1) + [False]
+    )
+    assert closed == [True]
 
 
 async def test_a_body_in_pieces_has_the_fingerprint_of_the_whole(tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ class _TaskRow(ClaimState, frozen=True, kw_only=True):
     source_run_id: str | None = None
 
 
+TASK_NAMES = tuple(name for name in _TaskRow.__struct_fields__ if name != "moved_by")
+"""The attributes of a row that `read_task` decodes. Its history, which may be long, is none."""
+
+
 def new_task_item(task_id: str, spec: TaskSpec, *, now: int) -> Item:
     """Make the row of a new pending task."""
     return _new_item(task_id, encode_record(spec), now=now)

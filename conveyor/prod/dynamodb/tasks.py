@@ -34,16 +34,18 @@ from conveyor.prod.dynamodb.client import (
     PlaceholderValue,
     RowFilter,
     Table,
+    decodes_row,
     keys_of,
 )
 from conveyor.prod.dynamodb.counters import Counters
 from conveyor.prod.dynamodb.failure_groups import read_failure_groups, remove_group_items
 from conveyor.prod.dynamodb.row_expiry import RowExpiry
 from conveyor.prod.dynamodb.run_reads import APART_BY_PROCESS, LEAST_APART, RunReads
-from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, read_run_row
+from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, Key, job_key
 from conveyor.prod.dynamodb.task_rows import (
     MAX_SCANNED,
+    TASK_NAMES,
     Reference,
     find_references,
     last_scanned_index,
@@ -60,8 +62,20 @@ MERGED_IN_MEMORY = 1_000
 MOST_OPERANDS = 100
 """Values that DynamoDB takes in one IN."""
 
+_KEPT_NAMES = (*TASK_NAMES, "result_ttl_days")
+"""The attributes of a job, a run and a task that a kept task is read from."""
+
 ALL_STATUSES = frozenset(TaskStatus)
 UNFINISHED = ALL_STATUSES - TERMINAL_TASK_STATES
+
+
+@decodes_row
+def _result_days(run: Item) -> int:
+    """Decode for how many days a run keeps results. Raises DamagedRow."""
+    days = run["result_ttl_days"]
+    if type(days) is not int:
+        raise TypeError("result_ttl_days")
+    return days
 
 
 class TaskPages:
@@ -385,15 +399,16 @@ class DynamoTasks:
         if place is None or place.job_id != job_id or not ids.is_task_id(task_id):
             return None
         keys = (job_key(job_id), place.key, place.task_key(task_id))
-        found = await self._table.get_many(keys)
+        found = await self._table.get_many(keys, names=_KEPT_NAMES)
         if len(found) < len(keys):
             return None
         job, run, task = (found[key] for key in keys)
         self._table.records_read += 2
         self._pages.count(1, 1)
+        days = _result_days(run)
         if job["status"] == JobStatus.DELETED or run["status"] == RunStatus.DELETED:
             return None
-        return KeptTask(read_task(run_id, task), read_run_row(run).result_ttl_days)
+        return KeptTask(read_task(run_id, task), days)
 
     async def failure_groups(self, run_id: str) -> FailureGroups | None:
         row = await self._records.read(run_id)
