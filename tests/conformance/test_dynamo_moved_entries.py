@@ -192,7 +192,7 @@ async def test_a_batch_asks_for_each_item_once(bench: Bench) -> None:
 
 
 async def test_a_batch_brings_the_attributes_that_it_names(bench: Bench) -> None:
-    wanted = [run_key(*await bench.other.submit(0)) for _ in range(2)]
+    wanted = [run_key((await bench.other.submit(0))[0], 1) for _ in range(2)]
     whole = await bench.store.table.get_many(wanted)
     found = await bench.store.table.get_many(wanted, names=("status", "missing"))
     for key in wanted:
