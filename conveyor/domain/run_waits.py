@@ -56,7 +56,7 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[RunWaitReason, ...] = ()
 
 
-class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LaneReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One run as one worker sees it.
 
     `in_flight` counts the messages in hand, `calling` the calls under way for them, `buffered`
@@ -83,7 +83,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     caller_limit: int = 0
 
 
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One worker's word about itself at `said_at`, in milliseconds since the epoch.
 
     It says one each `heartbeat` seconds, and its claims last for `claim_seconds` from then on.
@@ -127,6 +127,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
         return (now - self.said_at) / (self.heartbeat * 1_000)
 
 
+# Fields go without their names: a fleet reads each report many times. New ones are added at the end.
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(WorkerReport)
 

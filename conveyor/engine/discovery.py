@@ -148,10 +148,12 @@ class Discovery:
         await self._dispatcher.evict_lanes(empty_for=self._evict_after)
 
     async def _hear(self) -> None:
-        """Read what the workers of the fleet say, if they share the runs out."""
+        """Read what the workers of the fleet say, if they share the runs out and it is time."""
         if self._sharing is None:
             return
         workers, subset = self._sharing
+        if not subset.is_due(self._clock.monotonic()):
+            return
         reports = await log_and_continue(_log, "the fleet could not be seen", workers.all)
         if reports is None:
             subset.excuse()

@@ -7,6 +7,9 @@ at least a few. A fleet that is no larger serves every run with every worker. Wh
 PATIENCE is left out, so that the next ones by score take its place. Views may differ for a while:
 then more workers than needed serve a run, never none.
 
+Each worker reads the reports of all, which would grow with the square of the fleet. So the reports
+of more than some hundred workers are read less often (READ_TOGETHER).
+
 Two things widen a subset. While tasks of a run wait for slots, further workers with free slots join
 it. And a run that nobody attends to, as far as is heard, is open to all, unless the fleet is
 paused. A worker that is stopping counts as gone.
@@ -17,6 +20,7 @@ It is pure: it has no clock and asks nobody. All moments are monotonic seconds o
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +38,9 @@ REPORT_EVERY = PATIENCE / 2
 REST = 60.0
 """Seconds for which a worker goes on serving a run once others do: views that differ for a moment
 move nothing."""
+READ_TOGETHER = 200_000
+"""Reports, and lanes in them, that all workers of a fleet read in a second, at most: some 10 MB.
+Each reads those of all, so a fleet of more than some hundred workers is looked at less often."""
 SPARE = 2
 """Times that the slots of a subset cover the limit of the job."""
 RANKED = 4
@@ -99,8 +106,14 @@ class RunSubset:
         self._least_slots = options.slots
         self._entries: dict[str, _Entry] = {}
         self._excused = False
+        self._heard_at = -math.inf
+        self._span = 0.0
 
     # -- the fleet --
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the reports are to be read again: the larger the fleet, the later."""
+        return now - self._heard_at >= self._span
 
     def excuse(self) -> None:
         """Note that the reports could not be read: nobody counts as silent for that."""
@@ -109,6 +122,8 @@ class RunSubset:
     def hear(self, reports: Sequence[WorkerReport], now: float) -> None:
         """Take in what all workers of the fleet say."""
         before, least_slots = self._others, self._least_slots
+        read = len(reports) + sum(len(report.lanes) for report in reports)
+        self._heard_at, self._span = now, len(reports) * read / READ_TOGETHER
         self._others = self._live(reports, now)
         slots = [self._slots, *(report.slots for report in self._others.values())]
         self._least_slots = max(1, min(slots))
@@ -232,7 +247,9 @@ class RunSubset:
         return entry.outside_since is None or now - entry.outside_since < REST
 
     def _is_inside(self, entry: _Entry, now: float) -> bool:
-        if now - entry.attended_at >= PATIENCE:
+        # Of a large fleet nothing is known between two looks at it.
+        known_to = now if self._span <= PATIENCE else max(self._heard_at, now - self._span)
+        if known_to - entry.attended_at >= PATIENCE:
             return True
         slots = 0
         covered = SPARE * entry.run.max_inflight

@@ -1,6 +1,7 @@
 """Tells of each live run that is shown why it waits, by what the workers said last.
 
-However many runs are shown, the reports of the workers are read together, at most once a second.
+However many runs are shown, the reports of the workers are read together, at most once a second,
+and less often where there are hundreds.
 The store is never asked.
 """
 
@@ -19,6 +20,8 @@ from conveyor.ports.workers import Workers
 
 READ_EVERY = 1.0
 """Least seconds between two reads of the reports."""
+READ_A_SECOND = 200
+"""Reports that a process reads in a second, at most: those of a large fleet are read less often."""
 AFTER_FAILURE = 10.0
 """Least seconds from a read that failed to the next one: a request waits for it."""
 
@@ -61,7 +64,7 @@ class RunWaits:
                     _log, "the reports of workers could not be read", self._workers.all
                 )
                 self._crew = self._heard(reports)
-                self._read_from = now + (AFTER_FAILURE if reports is None else READ_EVERY)
+                self._read_from = now + _pause_after(reports)
             return self._crew
 
     async def look(self) -> Waits:
@@ -81,3 +84,10 @@ class RunWaits:
         crew = Crew(reports, heard_at=self._heard_at, heartbeat=self._heartbeat)
         self._heard_at = max(self._heard_at, crew.heard_at)
         return crew
+
+
+def _pause_after(reports: Sequence[WorkerReport] | None) -> float:
+    """Return the seconds from a read of the reports to the next one."""
+    if reports is None:
+        return AFTER_FAILURE
+    return max(READ_EVERY, len(reports) / READ_A_SECOND)

@@ -1,4 +1,4 @@
-"""What the service knows of workers: their reports, read together and at most once a second."""
+"""What the service knows of workers: their reports, read together and not too often."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import anyio
+import msgspec
 import pytest
 
 from conveyor.dev.permits import MemoryWorkers
@@ -71,6 +72,18 @@ async def test_reports_are_read_at_most_once_a_second() -> None:
     assert await reason(waits, clock) is None
     await clock.advance(READ_EVERY)
     assert await reason(waits, clock) is RunWaitReason.QUEUE_LOST
+    assert workers.reads == 2
+
+
+async def test_the_reports_of_a_large_fleet_are_read_less_often() -> None:
+    clock = FakeClock()
+    workers, waits = opened(clock)
+    for number in range(1_000):
+        name = f"W{number}"
+        await workers.say(msgspec.structs.replace(report(clock), worker_id=name))
+    for _ in range(10):
+        await waits.look()
+        await clock.advance(READ_EVERY)
     assert workers.reads == 2
 
 

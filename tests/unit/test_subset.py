@@ -9,7 +9,15 @@ import pytest
 
 from conveyor.domain.model import DispatchableRun
 from conveyor.domain.run_waits import LaneReport, RunWaitReason, WorkerReport
-from conveyor.engine.subset import PATIENCE, REST, RunSubset, SubsetOptions, _scores
+from conveyor.engine import subset as module
+from conveyor.engine.subset import (
+    PATIENCE,
+    READ_TOGETHER,
+    REST,
+    RunSubset,
+    SubsetOptions,
+    _scores,
+)
 
 SLOTS = 50
 LEAST = 8
@@ -402,3 +410,67 @@ def test_a_run_without_work_is_forgotten() -> None:
         assert subset.known() == []
         assert subset.elsewhere() == []
         assert subset.moves(fleet.now) == ([], [])
+
+
+def reports(workers: int, *, lanes: int, said_at: int = 0) -> list[WorkerReport]:
+    """The reports of a fleet, in which each worker has so many lanes."""
+    return [
+        WorkerReport(
+            worker_id=f"w{number}",
+            version="0",
+            started_at=0,
+            said_at=said_at,
+            heartbeat=10.0,
+            slots=SLOTS,
+            in_use=0,
+            lanes=tuple(LaneReport(run_id=f"r{(number + lane) % 50}") for lane in range(lanes)),
+        )
+        for number in range(workers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "lanes", "looks"), [(100, 8, 60), (400, 8, 60), (1_000, 8, 12), (3_000, 8, 2)]
+)
+def test_what_all_workers_read_of_each_other_is_bounded(
+    workers: int, lanes: int, looks: int
+) -> None:
+    subset = RunSubset(SubsetOptions(worker_id="w0", slots=SLOTS, least=LEAST, grace=GRACE))
+    told = reports(workers, lanes=lanes)
+    heard = 0
+    for turn in range(60):  # ten minutes of looks
+        if subset.is_due(turn * TURN):
+            heard += 1
+            subset.hear(told, turn * TURN)
+    assert heard == looks
+    by_all = workers * heard * workers * (1 + lanes)
+    # The first look comes at once, however large the fleet.
+    assert by_all / 600 <= READ_TOGETHER + workers * workers * (1 + lanes) / 600
+
+
+def test_a_large_fleet_keeps_its_subsets_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    base = fleet.serving(one)
+    monkeypatch.setattr(module, "READ_TOGETHER", 20)  # a look each 57 s
+    fleet.turn([one])
+    for _ in range(5):
+        fleet.turn([one], deaf=fleet.subsets)
+        assert not any(subset.is_due(fleet.now) for subset in fleet.subsets.values())
+        assert fleet.serving(one) == base
+    fleet.turn([one])
+    assert fleet.serving(one) == base
+
+
+def test_a_large_fleet_takes_over_at_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = run("r")
+    fleet = settled(30, [one])
+    monkeypatch.setattr(module, "READ_TOGETHER", 20)
+    fleet.turn([one])
+    fleet.silent |= fleet.serving(one)
+    turns = 0
+    while not fleet.serving(one):
+        deaf = [name for name, subset in fleet.subsets.items() if not subset.is_due(fleet.now)]
+        fleet.turn([one], deaf=deaf)
+        turns += 1
+    assert turns <= 7, "the time between two looks, and a turn"

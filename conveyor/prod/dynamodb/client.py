@@ -259,7 +259,8 @@ class Query:
     DynamoDB reads, before the filter. `start` continues after an earlier page. `keys_only` returns
     partition and sort key alone. `projection` adds the attributes it lists; a query with it costs
     as much as one without. `known_only` drops items of an unknown shape; it has no effect on an
-    index or on keys, because neither carries the shape.
+    index or on keys, because neither carries the shape. A read of the table that need not be
+    `consistent` costs half.
     """
 
     partition: str
@@ -275,6 +276,7 @@ class Query:
     keys_only: bool = False
     projection: str = ""
     known_only: bool = False
+    consistent: bool = True
 
 
 class Page(NamedTuple):
@@ -459,7 +461,7 @@ class Table:
         return {"ConditionCheck": _conditional(body, condition, values)}
 
     async def page(self, query: Query) -> Page:
-        """Run one query; the read is strongly consistent unless it is of an index."""
+        """Run one query; a read of an index is never strongly consistent."""
         where = query.where
         pk, sk = (PARTITION_KEY, SORT_KEY) if query.index is None else INDEXES[query.index][:2]
         condition, bounds = _sort_key_bounds(sk, query)
@@ -473,7 +475,9 @@ class Table:
             ),
         }
         parameters |= (
-            {"ConsistentRead": True} if query.index is None else {"IndexName": query.index}
+            {"ConsistentRead": query.consistent}
+            if query.index is None
+            else {"IndexName": query.index}
         )
         if where.expression:
             parameters["FilterExpression"] = where.expression

@@ -309,7 +309,7 @@ class DynamoWorkers:
     async def all(self) -> Sequence[WorkerReport]:
         now = self._clock.now()
         found: list[tuple[WorkerReport | None, int]] = []
-        async for page in self._table.pages(Query(WORKERS, known_only=True)):
+        async for page in self._table.pages(Query(WORKERS, known_only=True, consistent=False)):
             found += decode_intact(_read_report, page.items)
         return [report for report, ends_at in found if report is not None and ends_at > now]
 
