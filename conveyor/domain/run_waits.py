@@ -127,7 +127,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return (now - self.said_at) / (self.heartbeat * 1_000)
 
 
-# Fields go without their names: a fleet reads each report many times. New ones are added at the end.
+# Fields go without their names, since a fleet reads each report many times; new ones go to the end.
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(WorkerReport)
 
