@@ -7,7 +7,9 @@ a moment, and they are written one after the other under one key. Rows name them
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 
 import anyio
 from cachetools import LRUCache
@@ -218,24 +220,35 @@ class BodyPacks:
 
     async def _put_in_time(self, key: str, content: bytes, began: float) -> None:
         """Write one object, and give it up at the last moment that a stop leaves."""
-        failure: Exception | None = ConveyorError(
-            ErrorCode.UNAVAILABLE, "the store did not answer before the worker stopped"
-        )
-        async with anyio.create_task_group() as group:
 
-            async def give_up() -> None:
-                await self._stopping.wait()
-                await self._clock.sleep(
-                    max(0.0, self._last_moment(began) - self._clock.monotonic())
-                )
-                group.cancel_scope.cancel()
+        async def over() -> None:
+            await self._stopping.wait()
+            await self._clock.sleep(max(0.0, self._last_moment(began) - self._clock.monotonic()))
 
-            group.start_soon(give_up)
-            try:
-                await self._blobs.put(key, content)
-                failure = None
-            except Exception as error:
-                failure = error
+        await put_until(over, partial(self._blobs.put, key, content))
+
+
+async def put_until(over: Callable[[], Awaitable[None]], put: Callable[[], Awaitable[int]]) -> int:
+    """Write an object, and give it up once `over` returns; return its size.
+
+    Raises what `put` raises; ConveyorError(unavailable) if it was given up.
+    """
+    failure: Exception = ConveyorError(
+        ErrorCode.UNAVAILABLE, "the store did not answer before the worker stopped"
+    )
+    size: int | None = None
+    async with anyio.create_task_group() as group:
+
+        async def give_up() -> None:
+            await over()
             group.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+
+        group.start_soon(give_up)
+        try:
+            size = await put()
+        except Exception as error:
+            failure = error
+        group.cancel_scope.cancel()
+    if size is None:
+        raise failure
+    return size

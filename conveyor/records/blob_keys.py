@@ -52,6 +52,11 @@ def result_key(
     return f"{prefix}{digit:x}{task_id[:4]}/{task_id}.{claim_number}"
 
 
+def is_written_once(key: str) -> bool:
+    """Tell whether nobody ever writes other bytes under a key: those of bodies, not of exports."""
+    return key.startswith("results/")
+
+
 LIFECYCLE_DAYS = (30, 90, 400)
 PASSING_DAYS = 2
 """Days for which a store keeps uploaded files and exports at the least; no slot and no export of a

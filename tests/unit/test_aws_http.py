@@ -16,6 +16,7 @@ from conveyor.prod.aws.calls import AnswerBody, BodyGivenBack, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.places import CallPlace, CallPlaces
 from conveyor.prod.s3.blobs import RESUMPTIONS, S3Blobs, open_body
+from conveyor.records.blob_keys import is_written_once, result_key
 from tests.patient import SECONDS
 from tests.unit.aws_stub import (
     Cut,
@@ -159,6 +160,29 @@ async def test_a_body_that_comes_for_nobody_is_closed(stub: Stub) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await closed(aws)
+
+
+@pytest.mark.parametrize(
+    "key", [result_key(*["01J00000000000000000000000"] * 3, 1, 30), "exports/k"]
+)
+async def test_the_put_of_a_body_alone_is_left_by_a_caller_that_is_cancelled(
+    stub: Stub, key: str
+) -> None:
+    """An export may be written again under its key: what was begun for it runs to its end."""
+    stub.answer = held = Held()
+    async with calling(stub.url, services=["s3"]) as aws:
+        blobs = S3Blobs(aws, bucket="bucket", clock=SystemClock())
+        task = asyncio.create_task(blobs.put(key, b"body"))
+        await arrival(held)
+        task.cancel()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert task.done() is is_written_once(key)
+        held.release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await closed(aws, but=0 if is_written_once(key) else 1)
+        await aws.call(*READ)
 
 
 async def test_a_place_is_looked_for_once(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import Telemetry
-from conveyor.handlers.packs import GATHERING, PATIENCE
+from conveyor.handlers.packs import GATHERING, LAST_PATIENCE, PATIENCE
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import TaskHandler
 from conveyor.ports.blobs import Content
@@ -62,13 +62,14 @@ class Bench:
     def __init__(self, api: Api) -> None:
         self.api = api
         self.gateway, self.telemetry = Gateway(), Telemetry()
-        self.away = False
+        self.away = self.hangs = False
+        self.given_up_at: list[float] = []
         self.handler: TaskHandler
         self.job: dict[str, Any] = {}
         self.run_id = ""
         self.deliveries: list[Delivery] = []
 
-    async def begin(self, tasks: int) -> list[Held]:
+    async def begin(self, tasks: int, *, packs: bool = True) -> list[Held]:
         """Submit a job, and call for its tasks."""
         api, clock = self.api, self.api.clock
         blobs = api.binding.blobs
@@ -77,6 +78,11 @@ class Bench:
         async def put_or_fail(key: str, content: Content) -> int:
             if self.away:
                 raise ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")
+            if self.hangs:
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    self.given_up_at.append(clock.monotonic())
             return await put(key, content)
 
         blobs.put = put_or_fail  # type: ignore[method-assign]
@@ -87,7 +93,7 @@ class Bench:
             retry_policy=RetryPolicy(clock, base=1.0, cap=1.0, rate_limit_deadline=1.0),
             observer=self.telemetry,
             max_interruptions=4,
-            pack_bodies=True,
+            pack_bodies=packs,
         )
         self.job = await api.submit(tasks)
         self.run_id = self.job["latest_run"]["run_id"]
@@ -210,3 +216,49 @@ async def test_a_stop_settles_at_once(api: Api) -> None:
     outcomes = await bench.settle(held, after=0.0)
     assert len(outcomes) == 3
     assert bench.telemetry.tasks == {"successful": 3}
+
+
+@pytest.mark.parametrize("packs", [True, False])
+async def test_a_store_that_hangs_holds_a_worker_that_stops_for_ten_seconds(
+    api: Api, packs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(api)
+    held = await bench.begin(3, packs=packs)
+    bench.hangs = True
+
+    async def settle(one: Held) -> None:
+        [outcome] = await bench.handler.settle([one])
+        assert isinstance(outcome, ResultLost)
+
+    async with anyio.create_task_group() as group:
+        for one in held[:2]:
+            group.start_soon(settle, one)
+        await api.clock.advance(100.0)
+        bench.handler.hurry()
+        stopped_at = api.clock.monotonic()
+        await api.clock.advance(1.0)
+        group.start_soon(settle, held[2])
+        await api.clock.advance(LAST_PATIENCE + 0.1)
+    # What is under way at the stop may begin anew.
+    given_up = {round(at - stopped_at, 3) for at in bench.given_up_at} - {0.0}
+    assert given_up == {LAST_PATIENCE, LAST_PATIENCE + 1}
+    tasks = await api.tasks_of(bench.run_id)
+    assert {(task.status.value, task.attempts) for task in tasks} == {("pending", 0)}
+    assert sum("its call is made again" in line for line in caplog.messages) == 3
+
+
+async def test_a_body_on_its_way_at_a_stop_is_stored(api: Api) -> None:
+    bench = Bench(api)
+    held = await bench.begin(1, packs=False)
+    bench.hangs = True
+
+    async def stop() -> None:
+        await api.clock.sleep(1.0)
+        bench.hangs = False
+        bench.handler.hurry()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(stop)
+        [outcome] = await bench.settle(held, after=2.0)
+    assert isinstance(outcome, Outcome)
+    assert len(bench.objects()) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -84,6 +85,9 @@ async def retry_unprocessed(
 
 Parameters = Mapping[str, Any]
 Answer = dict[str, Any]
+MAY_BE_LEFT = ContextVar("conveyor.prod.aws.may_be_left", default=False)
+"""Set around a call that is to be left at once if its caller is cancelled, if the carrier can: it
+may arrive after all that follows, and changes nothing then. All others run to their end."""
 REFUSED_FOR = 5
 """Seconds after which a caller may retry, if no adapter handled the refusal."""
 

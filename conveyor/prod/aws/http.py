@@ -16,7 +16,13 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.prod.aws.answers import ForeignAnswer
 from conveyor.prod.aws.boto import BotoCarrier
-from conveyor.prod.aws.calls import Answer, AwsOptions, BodyGivenBack, Parameters
+from conveyor.prod.aws.calls import (
+    MAY_BE_LEFT,
+    Answer,
+    AwsOptions,
+    BodyGivenBack,
+    Parameters,
+)
 from conveyor.prod.aws.carriers import NO_TURN, Unanswered, read_client_error
 from conveyor.prod.aws.credentials import KeyHolder
 from conveyor.prod.aws.places import CallPlace, CallPlaces, Unplaced
@@ -100,7 +106,8 @@ class HttpCarrier:
         lane = self._lane(service, operation, place)
         await lane.turns.acquire()
         try:
-            return await _to_its_end(self._exchange(lane, place, call, parameters), lane)
+            exchange = self._exchange(lane, place, call, parameters)
+            return await _to_its_end(exchange, lane, may_be_left=MAY_BE_LEFT.get())
         except Moved:
             self._known[about] = None
             return await self.boto.once(service, operation, parameters)
@@ -252,11 +259,14 @@ def _word(error: TransportError) -> str:
     return _WORDS.get(error.trouble, "HTTPClientError")
 
 
-async def _to_its_end(exchange: Coroutine[Any, Any, Answer], lane: CallLane) -> Answer:
+async def _to_its_end(
+    exchange: Coroutine[Any, Any, Answer], lane: CallLane, *, may_be_left: bool
+) -> Answer:
     """Let an exchange end in a task of its own, and give its turn back then.
 
     A caller that is cancelled waits for it all the same: what the service was asked to do is done
-    by then, or will never be, and whatever undoes it comes after it.
+    by then, or will never be, and whatever undoes it comes after it. An exchange that may be left
+    is cancelled with its caller, and its connection dropped.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(exchange)
@@ -271,8 +281,10 @@ async def _to_its_end(exchange: Coroutine[Any, Any, Answer], lane: CallLane) -> 
     try:
         await over
     except asyncio.CancelledError:
+        if may_be_left:
+            task.cancel()
         await _end_of(task)
-        if await _is_cancelled():
+        if not task.cancelled() and await _is_cancelled():
             # The caller gets what came, and is cancelled where it waits next: as by a thread.
             return task.result()
         _forget(task)
