@@ -9,8 +9,8 @@ million tasks, up to `--tasks`, side by side.
 Calls are counted at the transport that each of them goes through. The emulators are slow, and share
 the cores: seconds mean nothing here. Calls, capacity units and the CPU of Conveyor's own processes
 do. `sizes`, one of them by its number, `permits`, `carriers` (the CPU of calls over both), `delays`
-(calls a task while the gateway takes its time), `prices`, `profile`, `writes` and `bodies` can be
-measured alone (`--only`).
+(calls a task while the gateway takes its time), `prices`, or those of `50-slots` and `200-slots`,
+`profile`, `writes` and `bodies` can be measured alone (`--only`).
 """
 
 from __future__ import annotations
@@ -129,8 +129,7 @@ def run(options: Options) -> list[Row]:
         rows += table(measure_delays(options))
     if options.wants("profile"):
         rows += aws_profile.measure(options)
-    if options.wants("prices"):
-        rows += aws_prices.measure(options)
+    rows += aws_prices.measure(options)
     if options.wants("writes"):
         rows += aws_writes.measure(options)
     if options.wants("bodies"):

@@ -36,11 +36,13 @@ def services(*, redis: bool = True) -> FleetServices:
 
 @dataclass(slots=True)
 class Used:
-    """The use of resources within some time. `units` are of DynamoDB; `messages` were received from
-    the queues of runs, `again` of them not for the first time."""
+    """The use of resources within some time. `units` are of DynamoDB, `reads` those of them that
+    read; `messages` were received from the queues of runs, `again` of them not for the first
+    time."""
 
     calls: Counter[str] = field(default_factory=Counter)
     units: float = 0.0
+    reads: float = 0.0
     cpu: float = 0.0
     messages: int = 0
     again: int = 0
@@ -49,6 +51,7 @@ class Used:
         return Used(
             self.calls + other.calls,
             self.units + other.units,
+            self.reads + other.reads,
             self.cpu + other.cpu,
             self.messages + other.messages,
             self.again + other.again,
@@ -58,6 +61,7 @@ class Used:
         return Used(
             self.calls - other.calls,
             self.units - other.units,
+            self.reads - other.reads,
             self.cpu - other.cpu,
             self.messages - other.messages,
             self.again - other.again,
@@ -95,6 +99,7 @@ class Role:
         now = Used(
             Counter(counts["calls"]),
             counts["units"],
+            counts["reads"],
             cpu_seconds([self._child.pid]),
             counts["messages"],
             counts["again"],

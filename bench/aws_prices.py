@@ -21,8 +21,9 @@ BODY = 8_192
 SLOTS = (50, 200)
 RUNS = (1, 10)
 MOST_SECONDS = 900.0
-UNIT, RECEIVE, PUT, SLOT_HOUR = 0.625, 0.40, 5.00, 0.0494
-"""Dollars: of a million write units, calls of SQS and puts, and of a vCPU with 2 GB for an hour."""
+WRITE, READ, RECEIVE, PUT, SLOT_HOUR = 0.625, 0.125, 0.40, 5.00, 0.0494
+"""Dollars: of a million write units, read units, calls of SQS and puts, and of a vCPU with 2 GB for
+an hour."""
 
 
 def measure(options: Options) -> list[Row]:
@@ -30,12 +31,14 @@ def measure(options: Options) -> list[Row]:
     new one grants no permits at first."""
     rows = []
     for slots in SLOTS:
+        if not (options.wants("prices") or options.wants(f"{slots}-slots")):
+            continue
         apart = _measured(options, slots, packs=False)
         packed = _measured(options, slots, packs=True)
         for runs in RUNS:
             columns = {"a body an object": apart[runs], "packed": packed[runs]}
             name = f"{slots} slots, {runs} run{'s' if runs > 1 else ''}"
-            for what in ("puts", "units", "calls of SQS", "$ a million"):
+            for what in ("puts", "write units", "read units", "calls of SQS", "$ a million"):
                 figures: dict[str, Figure] = {where: one[what] for where, one in columns.items()}
                 rows.append(Row(f"{name}: {what}", figures))
     return rows
@@ -78,13 +81,15 @@ def _job(number: int, tasks: int) -> dict[str, object]:
 def _prices(counts: Used, slots: int, tasks: int) -> dict[str, float]:
     """Return what a task took, and the dollars of a million such tasks."""
     puts = _calls(counts, "s3 put_object") / tasks
-    units = counts.units / tasks
+    reads = counts.reads / tasks
+    writes = counts.units / tasks - reads
     queues = _calls(counts, "sqs ") / tasks
     hours = SECONDS * 1_000_000 / slots / 3_600
-    dollars = puts * PUT + units * UNIT + queues * RECEIVE + hours * SLOT_HOUR
+    dollars = puts * PUT + writes * WRITE + reads * READ + queues * RECEIVE + hours * SLOT_HOUR
     return {
         "puts": round(puts, 3),
-        "units": round(units, 2),
+        "write units": round(writes, 2),
+        "read units": round(reads, 2),
         "calls of SQS": round(queues, 2),
         "$ a million": round(dollars, 2),
     }

@@ -41,11 +41,13 @@ class Look(msgspec.Struct, frozen=True):
     """Counts since the start of a role.
 
     `calls` are by "service operation (purpose)", with failed attempts apart as "tries again";
-    `units` are DynamoDB's; `messages` were received, `again` of them not for the first time.
+    `units` are DynamoDB's, `reads` those of them that read; `messages` were received, `again` of
+    them not for the first time.
     """
 
     calls: dict[str, int]
     units: float
+    reads: float
     messages: int
     again: int
 
@@ -62,7 +64,9 @@ class Counts:
     def look(self) -> Look:
         """Return all counts up to now."""
         calls = {**self.calls, "tries again": sum(self.stats.retries.values())}
-        return Look(calls, sum(self.stats.capacity.values()), self.messages, self.again)
+        capacity = self.stats.capacity
+        reads = sum(units for operation, units in capacity.items() if operation in _READING)
+        return Look(calls, sum(capacity.values()), reads, self.messages, self.again)
 
     def received(self, answer: Answer) -> None:
         """Count messages from the queue of a run."""
@@ -71,6 +75,7 @@ class Counts:
             self.again += int(message["Attributes"]["ApproximateReceiveCount"]) > 1
 
 
+_READING = frozenset({"batch_get_item", "get_item", "query", "scan"})
 COUNTS = Counts()
 _BY_PURPOSE = os.environ.get("BENCH_PURPOSES") != "off"
 _MESSAGES = {
