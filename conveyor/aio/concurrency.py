@@ -26,9 +26,10 @@ async def for_each(
     The first exception cancels the other calls and is raised unwrapped.
     """
     waiting = list(arguments)
-    if len(waiting) == 1:
+    if len(waiting) <= 1:
         # A task group costs more than many a call.
-        await call(waiting[0])
+        for argument in waiting:
+            await call(argument)
         return
     left = iter(waiting)
 

@@ -113,7 +113,7 @@ def create_app(
         middleware=[
             Middleware(RequestId, clock=clock),
             Middleware(AccessLog, clock=clock, took=options.took),
-            Middleware(RequestTraces, clock=clock, tracer=options.tracer),
+            *_traced(options, clock),
             Middleware(LingeringClose),
             Middleware(ProblemResponses),
             Middleware(
@@ -169,6 +169,12 @@ def _routes(
     if options.faults is not None:
         routes += options.faults.routes()
     return routes
+
+
+def _traced(options: AppOptions, clock: Clock) -> list[Middleware]:
+    if options.tracer is NO_TRACER:
+        return []
+    return [Middleware(RequestTraces, clock=clock, tracer=options.tracer)]
 
 
 def _faulty(options: AppOptions) -> list[Middleware]:
