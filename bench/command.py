@@ -92,7 +92,7 @@ SCENARIOS = {
         extra=("against",),
     ),
     "plugin": Entry(
-        "What do setup and teardown of a test's server cost, its own against the shared one?",
+        "What do setup and teardown of a test cost: a server of its own, or a shared one?",
         repeats=5,
         tasks=20,
         rows=("a server a test", "shared and emptied"),

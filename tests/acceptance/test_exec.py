@@ -21,14 +21,6 @@ from tests.acceptance.support_wire import eventually
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-OFFICIAL = """
-import os
-from zenrows import ZenRowsBatchClient
-
-client = ZenRowsBatchClient(os.environ["ZENROWS_API_KEY"])
-client.submit_regular(["http://fake.test/page"])
-print(len(client.list_jobs().jobs))
-"""
 TELLING = """
 from zenrows import ZenRowsBatchClient
 
@@ -146,13 +138,6 @@ def test_the_exit_code_is_the_commands_and_nothing_else_is_printed(
     assert _left(tmp_path) == []
 
 
-@pytest.mark.extended
-def test_the_official_client_finds_the_server(tmp_path: Path) -> None:
-    ran = _run(tmp_path, sys.executable, "-c", OFFICIAL)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == "1\n"
-
-
 def documented(heading: str) -> list[str]:
     """The examples below a heading of the document that the published client comes with."""
     document = distribution("zenrows").read_text("METADATA") or ""
@@ -180,8 +165,7 @@ def test_the_examples_of_the_official_client_run_without_a_change(tmp_path: Path
     (where / "quickstart.py").write_text(quickstart)
     # Names that the document leaves to its reader.
     own = "wanted = {'order-1'}\n\ndef process(body, kind):\n    print(kind)\n"
-    (where / "later.py").write_text("\n".join([quickstart, own, *later]))
-    (where / "failing.py").write_text(f"{quickstart}\n{failing}")
+    (where / "later.py").write_text("\n".join([quickstart, own, *later, failing]))
     ran = [
         subprocess.run(
             _command(sys.executable, f"{name}.py"),
@@ -191,12 +175,13 @@ def test_the_examples_of_the_official_client_run_without_a_change(tmp_path: Path
             text=True,
             timeout=110,
         )
-        for name in ("quickstart", "later", "failing")
+        for name in ("quickstart", "later")
     ]
-    assert [one.returncode for one in ran] == [0, 0, 1], ran
+    # The last example raises what it shows.
+    assert [one.returncode for one in ran] == [0, 1], ran
     assert "2/2 succeeded\ndownloaded 2 results to ./out/\n" in ran[0].stdout
     assert "10 credits (2 tasks)" in ran[1].stdout
-    assert "not_found" in ran[2].stderr
+    assert "not_found" in ran[1].stderr
     made = {path.name for path in where.iterdir()}
     assert {"out", "results.zip"} <= made
     assert {path.stem for path in (where / "out").iterdir()} >= {"order-1", "order-2"}
