@@ -91,6 +91,12 @@ SCENARIOS = {
         rows=("empty", "pending"),
         extra=("against",),
     ),
+    "plugin": Entry(
+        "What do setup and teardown of a test cost: a server of its own, or a shared one?",
+        repeats=5,
+        tasks=20,
+        rows=("a server a test", "shared and emptied"),
+    ),
     "fairness": Entry(
         "Does one giant run starve small ones?",
         tasks=100_000,

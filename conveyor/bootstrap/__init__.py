@@ -3,6 +3,7 @@
 A binding is imported lazily, so that a process loads only the one it uses.
 """
 
+from conveyor.bootstrap.development import Planter as Planter
 from conveyor.bootstrap.development import Runtime as Runtime
 from conveyor.bootstrap.development import open_dev as open_dev
 from conveyor.bootstrap.loop import Chores as Chores

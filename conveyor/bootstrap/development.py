@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -30,6 +32,7 @@ from conveyor.bootstrap.recording import (
     NO_RECORDING,
     RecordedGateway,
     RecordingChoice,
+    SharedGateway,
     open_recorded,
 )
 from conveyor.bootstrap.relief import RelievedWorker
@@ -63,14 +66,18 @@ LOOP = LoopOptions(report_every=1.0)
 if TYPE_CHECKING:
     from conveyor.dev.binding import DevBinding
 
+Planter = Callable[[Settings], Awaitable[None]]
+"""Fills the data directory of settings, which is empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
     run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
     call once it is to stop, `aclose` to call at the end, and `farewell` to call then, for what
-    there is to say. `pause` holds its worker back, `fail_next` lets calls of its gateway fail, and
-    `empty` removes its data."""
+    there is to say. `pause` holds its worker back, `fail_next` lets calls of its gateway fail,
+    `empty` removes its data, and `fill` takes over what a function puts into a directory of its
+    own, where there are no data yet."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -83,6 +90,7 @@ class Runtime:
     pause: FleetPause
     fail_next: Callable[[int], int]
     empty: Callable[[], Awaitable[None]]
+    fill: Callable[[Planter], Awaitable[None]]
     hurry: Callable[[], None]
     farewell: Callable[[], Sequence[str]]
     aclose: Callable[[], Awaitable[None]]
@@ -111,7 +119,7 @@ async def open_dev(
     telemetry, (_, older), inbox = Telemetry(), root_secrets(settings), _inbox_url(origin)
     webhooks = _webhooks(settings, clock, moved, inbox=inbox)
     options = service_options(settings, origin, older)
-    failing, pause = FailingGateway(recorded.gateway), FleetPause()
+    failing, pause = FailingGateway(recorded), FleetPause()
     outside = Outside(failing, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
     loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause)
@@ -121,11 +129,10 @@ async def open_dev(
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
     faults = ApiFaults(dev_token) if dev_token else None
-    empty = _emptying(binding, worker, receiver, gateway or recorded.gateway, faults)
-    bench = _bench(clock, dev_token, empty, gateway) if dev_token else None
+    empty = _emptying(binding, worker, recorded, gateway, receiver, faults)
+    bench = _bench(clock, dev_token, empty, gateway, recorded, binding) if dev_token else None
     app_options = _app_options(settings, clock, worker, tracer=tracer or NO_TRACER)
     app_options = replace(app_options, inbox=receiver, bench=bench, faults=faults)
-    own = None if recorded.gateway is gateway else recorded.gateway
     return Runtime(
         _app(binding, service, telemetry, readiness, machine, app_options),
         protocol(machine, head_seconds=settings.head_timeout),
@@ -138,9 +145,10 @@ async def open_dev(
         pause,
         failing.fail_next,
         empty,
+        _filling(binding, worker, replace(settings, public_url=options.public_origin)),
         hurry=binding.store.database.hurry,
         farewell=recorded.farewell,
-        aclose=_closing(binding, own, webhooks, tracer),
+        aclose=_closing(binding, recorded, webhooks, tracer),
     )
 
 
@@ -220,7 +228,11 @@ async def _recorded(
     try:
         return await open_recorded(
             choice,
-            lambda: given or _gateway(settings, clock, moved, own_port=own_port),
+            lambda: (
+                _gateway(settings, clock, moved, own_port=own_port)
+                if given is None
+                else SharedGateway(given)
+            ),
             clock if moved is None else moved.machine,
             None if moved is None else moved.work,
         )
@@ -270,8 +282,9 @@ def _worker(
 def _emptying(
     binding: DevBinding,
     worker: RelievedWorker,
+    recorded: RecordedGateway,
+    gateway: Gateway | None,
     inbox: Inbox | None,
-    gateway: Gateway,
     faults: ApiFaults | None,
 ) -> Callable[[], Awaitable[None]]:
     """Return what removes all data of a server, and lets a new worker begin."""
@@ -284,15 +297,38 @@ def _emptying(
             inbox.clear()
         if isinstance(gateway, FakeGateway):
             gateway.clear()
+        await recorded.rewind()
 
     return lambda: worker.relieve(clear)
 
 
+def _filling(
+    binding: DevBinding, worker: RelievedWorker, settings: Settings
+) -> Callable[[Planter], Awaitable[None]]:
+    """Return what fills an empty server; raises ConveyorError(conflict) for one with data."""
+    secret = settings.secret or binding.directory.secret.hex()
+
+    async def fill(plant: Planter) -> None:
+        await binding.store.check_empty()
+        with TemporaryDirectory(prefix="conveyor-seed-", ignore_cleanup_errors=True) as folder:
+            directory = Path(folder) / "data"
+            await plant(replace(settings, data_dir=str(directory), secret=secret))
+            await worker.relieve(partial(binding.fill, directory))
+
+    return fill
+
+
 def _bench(
-    clock: Clock, token: str, empty: Callable[[], Awaitable[None]], gateway: Gateway | None
+    clock: Clock,
+    token: str,
+    empty: Callable[[], Awaitable[None]],
+    gateway: Gateway | None,
+    recorded: RecordedGateway,
+    binding: DevBinding,
 ) -> Bench:
     control = ManualControl(clock) if isinstance(clock, ManualClock) else SystemControl(clock)
-    return Bench(control, token, empty, gateway if isinstance(gateway, RuledGateway) else None)
+    rules = gateway if isinstance(gateway, RuledGateway) else None
+    return Bench(control, token, empty, rules, recorded, binding.callbacks.sent)
 
 
 async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | None) -> DevBinding:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.gateway.recording import RecordingGateway, ReplayGateway
 from conveyor.gateway.redaction import SecretNames, usual_names
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway
+from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
 from conveyor.ports.idle import OpenWork
+from conveyor.ports.recordings import Recorder, RecordingControl, RecordingState
 
 MISSING = ("fail", "pass", "record")
+WITHHELD = "not recorded: "
+"""The beginning of the line of answers that were withheld."""
+CUT_SHORT = "the recording could not be written to its end; a new one is of no use"
 _SHOWN_HOSTS = 10
 
 
@@ -47,12 +52,152 @@ class RecordingChoice(msgspec.Struct, frozen=True):
 NO_RECORDING = RecordingChoice()
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedGateway:
-    """A gateway, and `farewell`: what to say about its recording once it is closed."""
+class _Recording(msgspec.Struct, frozen=True):
+    """The gateway of a choice: `recorder` writes calls down, `replay` has their answers."""
 
+    choice: RecordingChoice
     gateway: Gateway
-    farewell: Callable[[], Sequence[str]] = tuple
+    recorder: RecordingGateway | None = None
+    replay: ReplayGateway | None = None
+
+    def state(self) -> RecordingState:
+        """Describe it."""
+        choice, recorder = self.choice, self.recorder
+        if recorder is None:
+            return RecordingState(choice.record, choice.replay)
+        answers, hosts = recorder.withheld
+        return RecordingState(choice.record, choice.replay, answers, hosts, recorder.is_whole)
+
+
+class SharedGateway(Gateway):
+    """A gateway that is closed by whoever opened it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
+        return self._gateway.scrape(request)
+
+    async def aclose(self) -> None:
+        """Nothing is to close."""
+
+
+class _Recorders:
+    """Opens recordings over one gateway, which is opened when it is first needed."""
+
+    def __init__(
+        self, open_gateway: Callable[[], Gateway], clock: Clock, work: OpenWork | None
+    ) -> None:
+        self._open_gateway = open_gateway
+        self._clock = clock
+        self._work = work
+        self._gateway: Gateway | None = None
+
+    async def open(self, choice: RecordingChoice) -> _Recording:
+        """Open what answers the calls. Raises ConveyorError for a directory that cannot be recorded
+        into, or answered from."""
+        if not choice.record and not choice.replay:
+            return _Recording(choice, self._plain())
+        from conveyor.dev.recordings import open_recorder, open_recordings
+
+        if choice.record:
+            recorder = await open_recorder(Path(choice.record), self._work)
+            recording = self._over(recorder, choice)
+            return _Recording(choice, recording, recording)
+        adds = choice.missing == "record"
+        recordings = await open_recordings(Path(choice.replay), adds=adds, work=self._work)
+        adding = self._over(recordings.recorder(), choice) if adds else None
+        other = None if choice.calls_nobody else adding or self._plain()
+        replay = ReplayGateway(recordings, other, choice.names)
+        return _Recording(choice, replay, adding, replay)
+
+    def _over(self, recorder: Recorder, choice: RecordingChoice) -> RecordingGateway:
+        return RecordingGateway(self._plain(), recorder, self._clock, choice.names, self._work)
+
+    def _plain(self) -> Gateway:
+        if self._gateway is None:
+            self._gateway = self._open_gateway()
+        is_shared = isinstance(self._gateway, SharedGateway)
+        return self._gateway if is_shared else SharedGateway(self._gateway)
+
+    async def aclose(self) -> None:
+        """Close the gateway."""
+        if self._gateway is not None:
+            await self._gateway.aclose()
+
+
+class RecordedGateway(Gateway, RecordingControl):
+    """The gateway of a server behind its recording, which can be another while it runs."""
+
+    def __init__(self, recorders: _Recorders, first: _Recording) -> None:
+        self._recorders = recorders
+        self._first = self._present = first
+        self._calls = 0
+        self._turn = anyio.Lock()
+
+    def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
+        present = self._present
+        if present is self._first:
+            return present.gateway.scrape(request)
+        return self._counted(present.gateway, request)
+
+    @asynccontextmanager
+    async def _counted(self, gateway: Gateway, request: ScrapeRequest) -> AsyncIterator[Success]:
+        self._calls += 1
+        try:
+            async with gateway.scrape(request) as success:
+                yield success
+        finally:
+            self._calls -= 1
+
+    def recording(self) -> RecordingState:
+        return self._present.state()
+
+    async def record(self, directory: str) -> None:
+        await self._change(RecordingChoice(record=directory, names=self._first.choice.names))
+
+    async def replay(self, directory: str, *, missing: str = "fail") -> None:
+        names = self._first.choice.names
+        await self._change(RecordingChoice(replay=directory, missing=missing, names=names))
+
+    async def _change(self, choice: RecordingChoice) -> None:
+        choice.check()
+        async with self._turn:
+            # First: it may have the directory that is to be answered from.
+            await self._leave()
+            self._present = await self._recorders.open(choice)
+
+    async def end_recording(self) -> RecordingState:
+        async with self._turn:
+            return await self._leave()
+
+    async def _leave(self) -> RecordingState:
+        ended = self._present
+        if ended is not self._first:
+            if self._calls:
+                text = f"{self._calls} calls are under way: let the runs end first"
+                raise ConveyorError(ErrorCode.CONFLICT, text)
+            self._present = self._first
+            await ended.gateway.aclose()
+        return ended.state()
+
+    async def rewind(self) -> None:
+        """Return to the recording of the start, and begin again with its first answers."""
+        await self.end_recording()
+        if self._first.replay is not None:
+            await self._first.replay.rewind()
+
+    def farewell(self) -> Sequence[str]:
+        """Return what to say about the recording of the start, once it is closed."""
+        return _farewell(self._first.state())
+
+    async def aclose(self) -> None:
+        try:
+            await self._present.gateway.aclose()
+        finally:
+            if self._present is not self._first:
+                await self._first.gateway.aclose()
+            await self._recorders.aclose()
 
 
 async def open_recorded(
@@ -64,37 +209,20 @@ async def open_recorded(
     """Open what answers a server's calls. Raises ConveyorError for a directory that cannot be
     recorded into, or answered from."""
     choice.check()
-    if not choice.record and not choice.replay:
-        return RecordedGateway(open_gateway())
-    from conveyor.dev.recordings import open_recorder, open_recordings
-
-    if choice.record:
-        recorder = await open_recorder(Path(choice.record), work)
-        recording = RecordingGateway(open_gateway(), recorder, clock, choice.names, work)
-        return RecordedGateway(recording, lambda: _farewell(recording))
-    adds = choice.missing == "record"
-    recordings = await open_recordings(Path(choice.replay), adds=adds, work=work)
-    if choice.calls_nobody:
-        return RecordedGateway(ReplayGateway(recordings, names=choice.names))
-    other = open_gateway()
-    if not adds:
-        return RecordedGateway(ReplayGateway(recordings, other, choice.names))
-    adding = RecordingGateway(other, recordings.recorder(), clock, choice.names, work)
-    replay = ReplayGateway(recordings, adding, choice.names)
-    return RecordedGateway(replay, lambda: _farewell(adding))
+    recorders = _Recorders(open_gateway, clock, work)
+    return RecordedGateway(recorders, await recorders.open(choice))
 
 
-def _farewell(recording: RecordingGateway) -> list[str]:
+def _farewell(state: RecordingState) -> list[str]:
     said: list[str] = []
-    answers, hosts = recording.withheld
-    if answers:
-        shown = ", ".join(hosts[:_SHOWN_HOSTS])
-        more = len(hosts) - _SHOWN_HOSTS
+    if state.withheld:
+        shown = ", ".join(state.hosts[:_SHOWN_HOSTS])
+        more = len(state.hosts) - _SHOWN_HOSTS
         others = f" and {more} more hosts" if more > 0 else ""
         said.append(
-            f"not recorded: {answers} answers that held a secret of their request, of"
+            f"{WITHHELD}{state.withheld} answers that held a secret of their request, of"
             f" {shown}{others}"
         )
-    if not recording.is_whole:
-        said.append("the recording could not be written to its end; a new one is of no use")
+    if not state.is_whole:
+        said.append(CUT_SHORT)
     return said

@@ -269,8 +269,16 @@ def _serve(
         on_ready=ready,
         on_stopping=banner.stopping,
         on_ended=banner.say,
-        keyboard=Keyboard(banner.say) if has_keys else None,
+        keyboard=Keyboard(banner.say, _plant_demo) if has_keys else None,
     )
+
+
+async def _plant_demo(settings: Settings) -> None:
+    """Fill the data directory of the settings with the jobs of the demo."""
+    from conveyor.demo.seeds import plant_apart
+    from conveyor.settings import client_environment
+
+    await plant_apart(settings, client_environment().api_key)
 
 
 def _plant(seed: str, settings: Settings, clock: ClockChoice) -> ClockChoice:
@@ -314,7 +322,8 @@ def exec_command(command: tuple[str, ...], **flags: Any) -> int:
     removed, and exit with its code: 128 and the number for a signal, 70 if the server fails.
 
     The command gets CONVEYOR_URL, ZENROWS_BATCH_BASE_URL, ZENROWS_API_KEY, CONVEYOR_DEV_URL and
-    CONVEYOR_DEV_TOKEN. Nothing else is printed, unless the server fails: then its last 50 lines.
+    CONVEYOR_DEV_TOKEN. Nothing else is printed, unless the server fails: then its last 50 lines; or
+    answers were not recorded: then how many, and of which hosts.
     """
     from conveyor.roles.exec import run_with_server
 

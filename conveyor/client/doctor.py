@@ -16,9 +16,12 @@ from conveyor.client.commands import ServerTarget, Terminal
 from conveyor.client.errors import ClientError
 from conveyor.client.output import duration, printable, size
 from conveyor.client.program import FAILED, SUCCEEDED
-from conveyor.dev.directory import LEAST_FREE, directory_problem, disk_problem
+from conveyor.dev.directory import LEAST_FREE, directory_problem, disk_problem, kept_secret
+from conveyor.dev.files import holds_bodies
 from conveyor.dev.sqlite.schema import schema_problem
+from conveyor.dev.sqlite.store import secret_problem
 from conveyor.dev.sqlite.upcoming import newest_instant
+from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
 from conveyor.settings import Settings
@@ -71,7 +74,10 @@ def examine_start(
     yield Diagnosis.of("disk", disk_problem(path), f"more than {size(LEAST_FREE)} are free")
     database = path / "conveyor.db"
     known = "its records can be read" if database.exists() else "there are no records yet"
-    yield Diagnosis.of("schema", schema_problem(database), known)
+    may_be_new = not holds_bodies(path / "blobs")
+    problem = schema_problem(database, may_be_new=may_be_new)
+    yield Diagnosis.of("schema", problem, known)
+    yield _secret(settings, path, database)
     yield _clock(path, database, clock.now())
 
 
@@ -82,6 +88,15 @@ def _port(settings: Settings, listening: Listening) -> Diagnosis:
             return Diagnosis("port", found=free if settings.port else "any free one")
     except ConveyorError as error:
         return Diagnosis("port", error.detail)
+
+
+def _secret(settings: Settings, path: Path, database: Path) -> Diagnosis:
+    given = settings.secret.split(",")[-1]
+    oldest = secret_bytes(given) if given else kept_secret(path)
+    problem = None if oldest is None else secret_problem(database, oldest)
+    return Diagnosis.of(
+        "secret", problem, "that of CONVEYOR_SECRET" if given else "the directory's own"
+    )
 
 
 def _clock(path: Path, database: Path, now: int) -> Diagnosis:

@@ -7,6 +7,7 @@ instants, ids and bodies are those of the seed, and nothing is left of a seed th
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from urllib.parse import urlencode
 
 import anyio
 import msgspec
+from anyio import to_process
 
 from conveyor.aio.concurrency import first_error
 from conveyor.client.api import Api, connect
@@ -29,7 +31,7 @@ from conveyor.domain.text_rules import parse_rfc3339, quoted
 from conveyor.gateway.fake import Behaviour, FakeGateway, is_understood
 from conveyor.http.routes_dev import duration
 from conveyor.ports.gateway import ScrapeRequest, Success
-from conveyor.roles.dev import ClockChoice, ServerInfo, serve
+from conveyor.roles.dev import SYSTEM, ClockChoice, ServerInfo, serve
 from conveyor.settings import Settings, load
 
 DEMO = "demo"
@@ -166,9 +168,7 @@ def plant(seed: Seed, settings: Settings, api_key: str, *, clock: ClockChoice) -
 
     Raises ConveyorError, and leaves the directory as it was.
     """
-    if settings.gateway != "fake":
-        text = "--seed needs --gateway fake: the answers of a seed are not those of real sites"
-        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+    _check_gateway(settings)
     directory = Path(settings.data_dir)
     check_empty(directory)
     with tempfile.TemporaryDirectory(prefix="conveyor-seed-") as folder:
@@ -180,6 +180,25 @@ def plant(seed: Seed, settings: Settings, api_key: str, *, clock: ClockChoice) -
         load_copy(file, directory)
     if clock.mode == "system":
         (directory / "clock").unlink()
+
+
+async def plant_apart(settings: Settings, api_key: str) -> None:
+    """Fill a data directory with the demo, in a process of its own: it takes all of a processor.
+    Raises ConveyorError."""
+    _check_gateway(settings)
+    await to_process.run_sync(_plant_demo, settings, api_key, cancellable=True)
+
+
+def _plant_demo(settings: Settings, api_key: str) -> None:
+    # Ctrl-C is for the server, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plant(read_seed(DEMO), settings, api_key, clock=SYSTEM)
+
+
+def _check_gateway(settings: Settings) -> None:
+    if settings.gateway != "fake":
+        text = "a seed needs --gateway fake: its answers are not those of real sites"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
 
 
 def _own_settings(settings: Settings, directory: Path) -> Settings:

@@ -128,8 +128,12 @@ class DevBinding:
     directory: DataDirectory
     store: SqliteStore
     queues: MemoryQueues
+    callbacks: FileCallbacks
     clear: Callable[[], Awaitable[None]]
     """Remove all data but secrets and signing keys. No worker may run meanwhile."""
+    fill: Callable[[Path], Awaitable[None]]
+    """Take over the data of another directory, which nobody has open. No worker may run meanwhile.
+    Raises ConveyorError(conflict) where there is data already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +196,9 @@ async def open_binding(
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
     memory = _Memory(queues, LocalSignals(), MemoryPermits(clock), MemoryWorkers(clock))
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
-    return DevBinding(ports, directory, store, queues, _clearing(store, blobs, callbacks, memory))
+    clear = _clearing(store, blobs, callbacks, memory)
+    fill = _filling(store, blobs, memory, clock)
+    return DevBinding(ports, directory, store, queues, callbacks, clear, fill)
 
 
 def _clearing(
@@ -206,6 +212,21 @@ def _clearing(
         await callbacks.clear()
 
     return clear
+
+
+def _filling(
+    store: SqliteStore, blobs: FileBlobs, memory: _Memory, clock: Clock
+) -> Callable[[Path], Awaitable[None]]:
+    async def fill(source: Path) -> None:
+        await store.check_empty()
+        memory.clear()
+        # Bodies first: rows name them.
+        await blobs.take(source / "blobs")
+        await store.fill(source / "conveyor.db")
+        await store.void_claims(clock.now())
+        await _take_over(store, blobs, memory.queues)
+
+    return fill
 
 
 class _Memory(NamedTuple):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import deque
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,13 @@ import anyio.to_thread
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.clock import Clock
 from conveyor.ports.idle import OpenWork, turn
-from conveyor.ports.outbox import Callbacks
+from conveyor.ports.outbox import Callbacks, SentCallback
+
+MOST_SENT = 1_000
+"""Callbacks that are shown."""
 
 _log = logging.getLogger("conveyor.callbacks")
 
@@ -42,6 +49,17 @@ class FileCallbacks(Callbacks):
     async def send_failure(self, task_token: str, *, error: str, cause: str) -> None:
         await self._append(task_token, succeeded=False, error=error, cause=_as_json(cause))
 
+    async def sent(self) -> list[SentCallback]:
+        """Return the last MOST_SENT callbacks, oldest first, with digests in place of the tokens.
+        Raises ConveyorError(unavailable)."""
+        async with self._turn, turn(self._work, "callbacks"):
+            try:
+                lines = await anyio.to_thread.run_sync(_last_lines, self._path)
+            except OSError as error:
+                detail = f"{self._path.name} cannot be read: {error.strerror}"
+                raise ConveyorError(ErrorCode.UNAVAILABLE, detail) from None
+        return [_shown(line) for line in lines]
+
     async def clear(self) -> None:
         """Empty the file, where there is one."""
         async with self._turn, turn(self._work, "callbacks"):
@@ -65,6 +83,20 @@ def _write(path: Path, line: bytes) -> None:
     with open(descriptor, "ab") as file:
         os.fchmod(descriptor, 0o600)
         file.write(line)
+
+
+def _last_lines(path: Path) -> Sequence[bytes]:
+    try:
+        with path.open("rb") as file:
+            return deque(file, MOST_SENT)
+    except FileNotFoundError:
+        return ()
+
+
+def _shown(line: bytes) -> SentCallback:
+    kept = msgspec.json.decode(line)
+    token = sha256(kept.pop("task_token").encode("utf-8", "replace")).hexdigest()[:16]
+    return SentCallback(rfc3339(kept.pop("at")), f"sha256:{token}", **kept)
 
 
 def _as_json(text: str) -> Any:

@@ -148,6 +148,13 @@ def directory_problem(path: Path) -> str | None:
         return error.detail
 
 
+def kept_secret(path: Path) -> bytes | None:
+    """Return the secret of a directory; None without one, or for one that is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return bytes.fromhex((path / "secret").read_text("ascii"))
+    return None
+
+
 def disk_problem(path: Path) -> str | None:
     """Say why the disk of a data directory has no room for a server; None if it has."""
     place = _existing(path)

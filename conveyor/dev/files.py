@@ -332,6 +332,19 @@ class FileBlobs(Blobs, NewBodies):
             await self._writer.write_new([])
             await self._in_thread(self._remove_all)
 
+    async def take(self, source: Path) -> None:
+        """Copy every body of another directory."""
+        with _DISK:
+            await self._in_thread(self._copy_all, source)
+
+    def _copy_all(self, source: Path) -> None:
+        shutil.copytree(
+            source,
+            self._root,
+            ignore=shutil.ignore_patterns(_TEMPORARIES),
+            dirs_exist_ok=True,
+        )
+
     def _remove_all(self) -> None:
         self._writer.segments.close()
         for found in list(os.scandir(self._root)):

@@ -25,6 +25,7 @@ import msgspec
 from anyio import CapacityLimiter, to_thread
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.text_rules import MASK
 from conveyor.ports.blobs import Content
 from conveyor.ports.idle import OpenWork, turn
 from conveyor.ports.recordings import Asked, Exchange, Recorder, Recordings, Verdict
@@ -40,7 +41,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NEAR = 25
 _INDEX = """
 CREATE TABLE exchanges (
-    at INTEGER PRIMARY KEY, size INTEGER, key TEXT, place INTEGER, site TEXT, path TEXT
+    at INTEGER PRIMARY KEY, size INTEGER, key TEXT, place INTEGER, site TEXT, path TEXT,
+    is_masked INTEGER
 );
 CREATE TABLE bodies (digest TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE tasks (
@@ -51,6 +53,7 @@ CREATE INDEX of_whose ON tasks (key, whose);
 _SORTED = """
 CREATE INDEX of_key ON exchanges (key, place, at);
 CREATE INDEX of_site ON exchanges (site, path);
+CREATE INDEX of_masked ON exchanges (key) WHERE is_masked;
 """
 
 Result = TypeVar("Result")
@@ -274,8 +277,14 @@ class DirectoryRecordings(Recordings):
     async def following(self, key: str, order: int) -> Exchange | None:
         return await self._thread.run(self._following, key, order)
 
+    async def alike(self, asked: Asked) -> str | None:
+        return await self._thread.run(self._alike, asked)
+
     async def nearest(self, asked: Asked) -> Exchange | None:
         return await self._thread.run(self._nearest, asked)
+
+    async def rewind(self) -> None:
+        await self._thread.run(self._rewind)
 
     def body(self, digest: str) -> AbstractAsyncContextManager[tuple[Content, int]]:
         return self._body(digest)
@@ -324,6 +333,16 @@ class DirectoryRecordings(Recordings):
                 return found[0]
         return None
 
+    def _alike(self, asked: Asked) -> str | None:
+        rows = self._index.execute("SELECT at, size FROM exchanges WHERE is_masked GROUP BY key")
+        found = (other for row in rows if _is_alike(asked, other := self._read(*row)))
+        # The one that tells most of itself.
+        most = max(found, key=lambda other: len(other.url.replace(MASK, "")), default=None)
+        return None if most is None else most.key
+
+    def _rewind(self) -> None:
+        self._index.execute("DELETE FROM tasks")
+
     def _nearest(self, asked: Asked) -> Exchange | None:
         site, path = _site(asked.url)
         near: list[tuple[int, int]] = []
@@ -361,6 +380,41 @@ def _site(url: str) -> tuple[str, str]:
     scheme, mark, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     return (scheme + mark + authority.partition("?")[0]).lower(), slash + path
+
+
+def _is_alike(asked: Asked, other: Exchange) -> bool:
+    """Tell whether a request may be that of an exchange in which something was redacted beyond its
+    own place."""
+    is_body_alike = asked.body == other.posted or (
+        "posted" in other.masked and bool(asked.body) and bool(other.posted)
+    )
+    return (
+        is_body_alike
+        and asked.method == other.method
+        and other.url != MASK
+        and _fits(other.url, asked.url)
+        and _fits(_told(other.params), _told(asked.params))
+    )
+
+
+def _told(params: dict[str, str]) -> str:
+    return msgspec.json.encode(sorted(params.items())).decode()
+
+
+def _fits(pattern: str, text: str) -> bool:
+    """Tell whether a text is a redacted one, with any characters for what was redacted."""
+    first, *rest = pattern.split(MASK)
+    if not rest:
+        return pattern == text
+    if not text.startswith(first):
+        return False
+    at = len(first)
+    for piece in rest[:-1]:
+        at = text.find(piece, at)
+        if at < 0:
+            return False
+        at += len(piece)
+    return len(text) - at >= len(rest[-1]) and text.endswith(rest[-1])
 
 
 def _distance(asked: Asked, other: Exchange) -> tuple[bool, int, bool, int, bool]:
@@ -414,8 +468,9 @@ def _fill(directory: Path, log: BinaryIO, index: sqlite3.Connection) -> int:
     for at, exchange in _lines(directory / LOG, log):
         found += 1
         site, path = _site(exchange.url)
-        row = (at, log.tell() - at, exchange.key, exchange.order, site, path)
-        index.execute("INSERT INTO exchanges VALUES (?, ?, ?, ?, ?, ?)", row)
+        key, order, is_masked = exchange.key, exchange.order, bool(exchange.masked)
+        row = (at, log.tell() - at, key, order, site, path, is_masked)
+        index.execute("INSERT INTO exchanges VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         if exchange.body:
             index.execute("INSERT OR IGNORE INTO bodies VALUES (?)", (exchange.body,))
     index.execute("COMMIT")

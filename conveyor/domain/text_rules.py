@@ -15,6 +15,9 @@ import msgspec
 
 from conveyor.domain.errors import InvalidTaskReason
 
+MASK = "***"
+"""What stands where a secret was taken out."""
+
 
 def rfc3339(milliseconds: int) -> str:
     """Format milliseconds since the epoch, as 2026-01-31T12:00:00.000Z."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import lru_cache
 
 import aiohttp
@@ -19,6 +19,7 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from conveyor.gateway.headers import Headers
+from conveyor.wire.connector import is_home
 from conveyor.wire.errors import TransportError, TransportTrouble, unreached, unresolved
 from conveyor.wire.resolver import Admits, Lookup, system_lookup
 
@@ -59,12 +60,19 @@ class AiohttpClient:
     """Send requests over pooled connections, without following redirects or decoding bodies.
 
     `admits` is asked of each address that a name resolves to, and of the peer of each connection
-    before a request goes over it. Belongs to one event loop.
+    before a request goes over it. `own_port` of this machine is never connected to, 0 for none.
+    Belongs to one event loop.
     """
 
     def __init__(
-        self, *, connections: int, admits: Admits | None = None, lookup: Lookup | None = None
+        self,
+        *,
+        connections: int,
+        admits: Admits | None = None,
+        lookup: Lookup | None = None,
+        own_port: int = 0,
     ) -> None:
+        self._own_port = own_port
         self._connections = connections
         self._admits = admits
         self._lookup = lookup if lookup is not None else system_lookup
@@ -118,7 +126,7 @@ class AiohttpClient:
     def _open(self) -> aiohttp.ClientSession:
         resolver = _FilteredResolver(self._lookup, self._admits)
         return aiohttp.ClientSession(
-            connector=_Connector(self._connections, resolver, self._admits),
+            connector=_Connector(self._connections, resolver, self._admits, self._own_port),
             auto_decompress=False,
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -132,9 +140,21 @@ class _Connector(aiohttp.TCPConnector):
     """Check each connection before anything is sent over it: its peer, and bytes that arrived on it
     while it was idle."""
 
-    def __init__(self, limit: int, resolver: AbstractResolver, admits: Admits | None) -> None:
+    def __init__(
+        self, limit: int, resolver: AbstractResolver, admits: Admits | None, own_port: int
+    ) -> None:
         super().__init__(limit=limit, resolver=resolver, keepalive_timeout=_KEEP_ALIVE)
         self._admits = admits
+        self._own_port = own_port
+
+    async def _resolve_host(
+        self, host: str, port: int, traces: Sequence[Trace] | None = None
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host, also of one that is an address itself."""
+        found = await super()._resolve_host(host, port, traces)
+        if port == self._own_port and any(is_home(one["host"]) for one in found):
+            raise TransportError(TransportTrouble.REFUSED)
+        return found
 
     async def connect(
         self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout

@@ -74,14 +74,15 @@ class OpenClient(Protocol):
 
 
 def client_opener(engine: str, options: ClientOptions) -> OpenClient:
-    """Return what opens clients of an engine, "wire" or "aiohttp"; the options are for the first.
+    """Return what opens clients of an engine, "wire" or "aiohttp"; of the options the second heeds
+    `own_port` alone.
 
     Raises ImportError if aiohttp is asked for and not installed.
     """
     if engine == "aiohttp":
         from conveyor.gateway.aiohttp_client import AiohttpClient
 
-        return AiohttpClient
+        return partial(AiohttpClient, own_port=options.own_port)
     return partial(HttpClient, options=options)
 
 

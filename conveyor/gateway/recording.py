@@ -210,6 +210,7 @@ class _Call:
             url=asked.url,
             params=asked.params,
             posted=asked.body,
+            masked=self.redacted.masked,
         )
 
     def answered(self, success: Success) -> Exchange:
@@ -312,6 +313,10 @@ class ReplayGateway(Gateway):
     def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
         return self._replayed(request)
 
+    async def rewind(self) -> None:
+        """Begin again with the first answers."""
+        await self._recordings.rewind()
+
     async def aclose(self) -> None:
         try:
             if self._other is not None:
@@ -321,8 +326,9 @@ class ReplayGateway(Gateway):
 
     @asynccontextmanager
     async def _replayed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
-        asked = redacted(request, self._names()).asked
-        exchange = await self._recordings.following(asked.key, asked.order)
+        without = redacted(request, self._names())
+        asked = without.asked
+        exchange = await self._find(without)
         async with AsyncExitStack() as held:
             if exchange is not None:
                 yield await self._answer(request, exchange, held)
@@ -330,6 +336,17 @@ class ReplayGateway(Gateway):
                 yield await held.enter_async_context(self._other.scrape(request))
             else:
                 raise not_recorded(asked, await self._recordings.nearest(asked))
+
+    async def _find(self, without: Redacted) -> Exchange | None:
+        """Return the next exchange of a request, whichever secrets it was recorded with. One that
+        stands in the rest of the request too is redacted there, and not in that of others."""
+        order = without.asked.order
+        for key in dict.fromkeys((without.asked.key, without.plain.key)):
+            exchange = await self._recordings.following(key, order)
+            if exchange is not None:
+                return exchange
+        other = await self._recordings.alike(without.plain)
+        return None if other is None else await self._recordings.following(other, order)
 
     async def _answer(
         self, request: ScrapeRequest, exchange: Exchange, held: AsyncExitStack

@@ -18,7 +18,8 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 
-from conveyor.gateway.refusals import MASK, MIN_VALUE, in_base64, redactor
+from conveyor.domain.text_rules import MASK
+from conveyor.gateway.refusals import MIN_VALUE, in_base64, redactor
 from conveyor.ports.gateway import ScrapeRequest
 from conveyor.ports.recordings import Asked
 
@@ -314,10 +315,16 @@ _NESTED = 4
 
 
 class Redacted(msgspec.Struct, frozen=True):
-    """A request without its secrets, and what finds these again."""
+    """A request without its secrets, and what finds these again.
+
+    In `plain` the values that are secrets are redacted in their own places alone: it is only for
+    comparing, and never written. `masked` names the parts in which `asked` differs from it.
+    """
 
     asked: Asked
     secrets: tuple[str, ...]
+    plain: Asked
+    masked: tuple[str, ...]
 
     def scanner(self) -> SecretScanner:
         """Return a scanner for the answer."""
@@ -343,11 +350,24 @@ def redacted(request: ScrapeRequest, names: SecretNames = USUAL_NAMES) -> Redact
         masked = redactor("", found)(data.decode())
         return MASK if scanner.finds(masked.encode()) else masked
 
-    url, posted = clean(url), clean(posted)
-    params = {clean(name): clean(value) for name, value in params.items()}
-    body = "" if request.body is None else _digest([clean(content_type), posted])
+    plain = _asked(request, url, params, (content_type, posted))
+    cleaned = {clean(name): clean(value) for name, value in params.items()}
+    asked = _asked(request, clean(url), cleaned, (clean(content_type), clean(posted)))
+    differs = {
+        "url": asked.url != plain.url,
+        "params": asked.params != plain.params,
+        "posted": asked.body != plain.body,
+    }
+    masked = tuple(part for part, is_other in differs.items() if is_other)
+    return Redacted(asked, found, plain, masked)
+
+
+def _asked(
+    request: ScrapeRequest, url: str, params: dict[str, str], posted: tuple[str, str]
+) -> Asked:
+    body = "" if request.body is None else _digest(list(posted))
     key = _digest([request.method, url, body, sorted(params.items())])
-    return Redacted(Asked(key, request.order, request.method, url, params, body), found)
+    return Asked(key, request.order, request.method, url, params, body)
 
 
 def _digest(parts: list[Any]) -> str:
@@ -483,7 +503,8 @@ def _custom_headers(text: str, secrets: _Secrets) -> str:
 
 
 _PART = re.compile(
-    r"name=\"?([^\";\r\n]+)[^\r\n]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n(.*?)(?=\r?\n--|\Z)", re.DOTALL
+    r"(?<![\w*-])(?i:name)=\"?([^\";\r\n]+)[^\r\n]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n(.*?)(?=\r?\n--|\Z)",
+    re.DOTALL,
 )
 _ELEMENT = re.compile(r"<([\w:.-]+)(?:\s[^<>]*)?>(?:<!\[CDATA\[)?([^<\]]+)")
 _ATTRIBUTE = re.compile(r"(?<![\w:.-])([\w:.-]+)\s*=\s*(?:\"([^\"<]*)\"|'([^'<]*)')")
@@ -503,6 +524,16 @@ def _posted(text: str, content_type: str, secrets: _Secrets) -> str:
         return _json(text, secrets)
     except (ValueError, RecursionError):
         return "\n".join(_json_line(line, secrets) for line in text.split("\n"))
+
+
+def replaced_in_form(text: str, replaced: Callable[[str, str], str]) -> str:
+    """Replace the values of a posted form in parts by what a function of name and value returns."""
+
+    def part(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        return found[0][: found.start(2) - found.start()] + replaced(name, value)
+
+    return _PART.sub(part, text)
 
 
 def _json_line(line: str, secrets: _Secrets) -> str:

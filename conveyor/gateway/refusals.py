@@ -11,10 +11,10 @@ from functools import lru_cache
 import msgspec
 
 from conveyor.domain.model import Problem, RunFailure, Spend, TaskFailure
+from conveyor.domain.text_rules import MASK
 from conveyor.gateway.problems import is_transient, status_title, transient_failure
 from conveyor.ports.gateway import ScrapeFailed
 
-MASK = "***"
 MIN_VALUE = 4
 _CREDENTIALS = re.compile(r"//[^/?#\s]*@")
 

@@ -21,10 +21,11 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.model import TaskBody
 from conveyor.domain.text_rules import rfc3339
 from conveyor.gateway.fake import Behaviour, FakeGateway, key_digest
 from conveyor.gateway.headers import custom_headers
-from conveyor.gateway.redaction import SecretNames
+from conveyor.gateway.redaction import SecretNames, replaced_in_form
 from conveyor.gateway.rules import (
     MOST_TEXT,
     NO_RULES,
@@ -367,7 +368,7 @@ def _shown(
             if name != "custom_headers"
         },
         headers={name: value_of(name, value) for name, value in headers.items()},
-        body=None if body is None else clean(_body(body.content, names)),
+        body=None if body is None else clean(_body(body, names)),
         content_type=None if body is None else body.content_type,
         api_key=_digest(key),
         rule=rule,
@@ -389,13 +390,19 @@ def _without_secrets(text: str, names: SecretNames) -> str:
     return _PAIR.sub(pair, text)
 
 
-def _body(text: str, names: SecretNames) -> str:
+def _body(body: TaskBody, names: SecretNames) -> str:
+    def part(name: str, value: str) -> str:
+        return _digest(value) if names.match(name) else value
+
     def member(found: re.Match[str]) -> str:
         name, colon, value = found.groups()
         if not names.match(name):
             return found[0]
         return f'"{name}"{colon}"{_digest(value.strip(chr(34)))}"'
 
+    text = body.content
+    if "multipart/" in body.content_type.lower():
+        text = replaced_in_form(text, part)
     return _MEMBER.sub(member, _without_secrets(text, names))
 
 

@@ -25,6 +25,8 @@ from conveyor.http.middleware import DEV_PATH, is_loopback
 from conveyor.http.request import json_response, read_body, read_small_body
 from conveyor.ports.gateway import GatewayControl
 from conveyor.ports.idle import ClockControl, ClockState
+from conveyor.ports.outbox import SentCallback
+from conveyor.ports.recordings import RecordingControl
 from conveyor.service.overview import Overviews
 
 CLOCK_PATH = f"{DEV_PATH}/clock"
@@ -34,6 +36,8 @@ CONFIRMATION = {"confirm": "data"}
 """The body of a request that destroys data."""
 RULES_PATH = f"{DEV_PATH}/gateway/rules"
 CALLS_PATH = f"{DEV_PATH}/gateway/requests"
+RECORDING_PATH = f"{DEV_PATH}/gateway/recording"
+CALLBACKS_PATH = f"{DEV_PATH}/callbacks"
 MOST_RULES_BYTES = 1 << 20
 _RULES_TYPES = {"application/toml": True, "application/json": False}
 TOKEN_BYTES = 16
@@ -67,21 +71,41 @@ class ClockBody(msgspec.Struct, frozen=True):
     wakes: int
 
 
+class RecordBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A recording to begin: into `record`, or out of `replay`, with what becomes of a call that it
+    does not have."""
+
+    record: str = ""
+    replay: str = ""
+    missing: str = "fail"
+
+
+class CallbacksBody(msgspec.Struct, frozen=True):
+    """The callbacks to state machines, oldest first."""
+
+    callbacks: list[SentCallback]
+
+
 class Bench:
     """The routes, guarded by a token, over what moves the server. `empty` removes all of its data
-    but secrets and keys; `gateway` is there where rules can be given to it."""
+    but secrets and keys; `gateway` is there where rules can be given to it; `callbacks` returns
+    what state machines would have been told."""
 
     def __init__(
         self,
         clock: ClockControl,
         token: str,
         empty: Callable[[], Awaitable[None]],
-        gateway: GatewayControl | None = None,
+        gateway: GatewayControl | None,
+        recording: RecordingControl,
+        callbacks: Callable[[], Awaitable[list[SentCallback]]],
     ) -> None:
         self._clock = clock
         self._token = token
         self._empty = empty
         self._gateway = gateway
+        self._recording = recording
+        self._callbacks = callbacks
 
     def routes(self, overviews: Overviews) -> list[Route]:
         """Return the routes; `overviews` shows the runs of all callers."""
@@ -96,6 +120,8 @@ class Bench:
             Route(RESET_PATH, self._reset, methods=["POST"]),
             Route(RULES_PATH, self._install_rules, methods=["PUT"]),
             Route(CALLS_PATH, self._serve_calls, methods=["GET", "DELETE"]),
+            Route(RECORDING_PATH, self._serve_recording, methods=["GET", "PUT", "DELETE"]),
+            Route(CALLBACKS_PATH, self._serve_callbacks, methods=["GET"]),
         ]
 
     async def _install_rules(self, request: Request) -> Response:
@@ -127,6 +153,24 @@ class Bench:
         if self._gateway is None:
             _refuse("this server has no fake gateway: start it with --gateway fake")
         return self._gateway
+
+    async def _serve_recording(self, request: Request) -> Response:
+        check_developer(request, self._token)
+        recording = self._recording
+        if request.method == "GET":
+            return json_response(recording.recording())
+        if request.method == "DELETE":
+            return json_response(await recording.end_recording())
+        asked = _recording_body(await read_small_body(request))
+        if asked.record:
+            await recording.record(asked.record)
+        else:
+            await recording.replay(asked.replay, missing=asked.missing)
+        return json_response(recording.recording())
+
+    async def _serve_callbacks(self, request: Request) -> Response:
+        check_developer(request, self._token)
+        return json_response(CallbacksBody(await self._callbacks()))
 
     async def _reset(self, request: Request) -> Response:
         check_developer(request, self._token)
@@ -216,6 +260,17 @@ def _instant(value: object) -> int:
         return parse_rfc3339(value) if isinstance(value, str) else _refuse_instant()
     except (ValueError, msgspec.ValidationError):
         _refuse_instant()
+
+
+def _recording_body(body: bytes) -> RecordBody:
+    try:
+        asked = msgspec.convert(strict_json.decode(body), RecordBody)
+    except msgspec.ValidationError as error:
+        _refuse(str(error))
+    directory = f"{asked.record}{asked.replay}"
+    if bool(asked.record) == bool(asked.replay) or not directory.isprintable():
+        _refuse("send a directory as record or as replay")
+    return asked
 
 
 def _refuse_instant() -> NoReturn:

@@ -13,7 +13,7 @@ Callbacks deliver heartbeats and results to a state machine by its task token.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -45,6 +45,18 @@ class Callbacks(Protocol):
         """Report that the work will not be done; `error` has at most 256 characters, `cause` at
         most 32,768."""
         ...
+
+
+class SentCallback(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A notification that was sent: its instant as RFC 3339 writes it, a digest of its token, and
+    what it said."""
+
+    at: str
+    task_token: str
+    succeeded: bool
+    output: Any = None
+    error: str | None = None
+    cause: Any = None
 
 
 LONGEST_LEASE = 120_000

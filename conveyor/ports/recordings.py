@@ -56,7 +56,8 @@ class RecordedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Exchange(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One request and what came of it. `status` is that of the answer, or of the problem; `body`
-    is the digest of a result's bytes, `ms` the milliseconds that it took."""
+    is the digest of a result's bytes, `ms` the milliseconds that it took; `masked` names the parts
+    (`url`, `params`, `posted`) in which something redacted stood beyond its own place."""
 
     key: str
     verdict: Verdict
@@ -71,6 +72,7 @@ class Exchange(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     url: str
     params: dict[str, str] = {}
     posted: str = ""
+    masked: tuple[str, ...] = ()
     refusal: RecordedFailure | None = None
 
 
@@ -127,6 +129,11 @@ class Recordings(Protocol):
         """
         ...
 
+    async def alike(self, asked: Asked) -> str | None:
+        """Return the key of an exchange that differs from a request at most where it is `masked`;
+        None without any."""
+        ...
+
     async def nearest(self, asked: Asked) -> Exchange | None:
         """Return an exchange of the same host that is most like a request; None without any."""
         ...
@@ -135,6 +142,50 @@ class Recordings(Protocol):
         """Open a recorded body: its content, a small one in one piece, and its size."""
         ...
 
+    async def rewind(self) -> None:
+        """Begin again with the first exchange of each task."""
+        ...
+
     async def aclose(self) -> None:
         """Close it."""
+        ...
+
+
+class RecordingState(msgspec.Struct, frozen=True):
+    """The directory that a server records into, or that it answers from; empty for neither. Of what
+    it records, the answers that were `withheld`, and the `hosts` of the first of them."""
+
+    record: str = ""
+    replay: str = ""
+    withheld: int = 0
+    hosts: tuple[str, ...] = ()
+    is_whole: bool = True
+
+
+class RecordingControl(Protocol):
+    """Begins and ends recordings of a server that runs."""
+
+    def recording(self) -> RecordingState:
+        """Return what is recorded or replayed now."""
+        ...
+
+    async def record(self, directory: str) -> None:
+        """Record into a new directory from now on, and end what was recorded or replayed.
+
+        Raises ConveyorError: invalid_argument for a directory that cannot be recorded into,
+        conflict while calls of a recording are under way.
+        """
+        ...
+
+    async def replay(self, directory: str, *, missing: str = "fail") -> None:
+        """Answer from a recording from now on, and end what was recorded or replayed.
+
+        Raises ConveyorError: invalid_argument for one that cannot be answered from, conflict while
+        calls of a recording are under way.
+        """
+        ...
+
+    async def end_recording(self) -> RecordingState:
+        """Return to the gateway of the start, and say what has ended. Raises
+        ConveyorError(conflict) while calls of a recording are under way."""
         ...

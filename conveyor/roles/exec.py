@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import select
 import shutil
@@ -13,11 +14,12 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import NamedTuple
 
 import msgspec
 
+from conveyor.bootstrap.recording import CUT_SHORT, WITHHELD
 from conveyor.http.middleware import DEV_PATH
 from conveyor.roles.dev import ServerInfo
 from conveyor.settings import command_environment
@@ -40,6 +42,8 @@ _PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+_PREFIX = "conveyor-exec-"
+_OWNER, _DATA = "owner", "data"
 _SIGNAL_AT_END_OF_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
@@ -57,6 +61,10 @@ class _Server(NamedTuple):
         if self.process.poll() is None:
             self.process.terminate()
         _wait(self.process)
+
+    def farewell(self) -> list[str]:
+        """Return what it said of its recording, once it has ended."""
+        return [line for line in self.last_lines() if line.startswith((WITHHELD, CUT_SHORT))]
 
     def last_lines(self) -> list[str]:
         """Return the end of what it has written."""
@@ -143,7 +151,7 @@ def run_with_server(command: Sequence[str], flags: Sequence[str]) -> int:
     ended it, 126 or 127 if it cannot be run, or 70 if the server failed.
 
     `flags` are those of conveyor-dev. Prints nothing but the last lines of a server that failed,
-    and why a command cannot be run.
+    why a command cannot be run, and which answers were not recorded.
     """
     if not hasattr(signal, "sigwaitinfo"):
         _say("conveyor-dev: exec: needs a system that tells who sent a signal, such as Linux")
@@ -154,14 +162,16 @@ def run_with_server(command: Sequence[str], flags: Sequence[str]) -> int:
         return NOT_EXECUTABLE if is_there else NOT_FOUND
     with ExitStack() as stack:
         signals = stack.enter_context(_signals())
-        made = TemporaryDirectory(prefix="conveyor-exec-", ignore_cleanup_errors=True)
-        directory = Path(stack.enter_context(made))
+        directory = stack.enter_context(_own_directory())
         server = _start(directory, flags, signals)
         stack.callback(server.stop)
         info = _ready(server, signals)
         if info is not None:
             code = _run(command, info, server, signals)
             if code is not None:
+                server.stop()
+                for line in server.farewell():
+                    _say(f"conveyor-dev: exec: {line}")
                 return code
         elif signals.stopped_by:
             return BY_SIGNAL + signals.stopped_by
@@ -171,6 +181,52 @@ def run_with_server(command: Sequence[str], flags: Sequence[str]) -> int:
         return SERVER_FAILED
 
 
+@contextmanager
+def _own_directory() -> Iterator[Path]:
+    """Make a temporary directory, and remove it in the end; first remove those of others that were
+    killed."""
+    _remove_abandoned(gettempdir())
+    made = TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    directory = Path(made.name)
+    new = directory / f"{_OWNER}.new"
+    new.touch(mode=0o600)
+    lock = _locked(new)
+    # Whoever finds the file under its name finds it locked.
+    new.rename(directory / _OWNER)
+    try:
+        yield directory
+    finally:
+        made.cleanup()
+        os.close(lock)
+
+
+def _remove_abandoned(folder: str) -> None:
+    """Remove directories of this user whose owner and server both are gone."""
+    for found in os.scandir(folder):
+        # Another may remove it at the same time, or have it; neither is for whoever runs a command.
+        with suppress(OSError), ExitStack() as locks:
+            is_ours = found.name.startswith(_PREFIX) and found.is_dir(follow_symlinks=False)
+            if not is_ours or found.stat(follow_symlinks=False).st_uid != os.geteuid():
+                continue
+            locks.callback(os.close, _locked(Path(found.path, _OWNER)))
+            of_server = Path(found.path, _DATA, "lock")
+            if of_server.exists():
+                locks.callback(os.close, _locked(of_server))
+            shutil.rmtree(found.path, ignore_errors=True)
+
+
+def _locked(path: Path) -> int:
+    """Lock a file that is there, until the descriptor returned is closed. Raises OSError, also
+    where another process has the lock."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _say(line: str) -> None:
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
@@ -178,7 +234,7 @@ def _say(line: str) -> None:
 
 def _start(directory: Path, flags: Sequence[str], signals: _Signals) -> _Server:
     log = directory / "server.log"
-    own = ["--host", "127.0.0.1", "--port", "0", "--json", "--data-dir", str(directory / "data")]
+    own = ["--host", "127.0.0.1", "--port", "0", "--json", "--data-dir", str(directory / _DATA)]
     with log.open("wb") as written:
         # In a session of its own: the keys of a terminal are for the command.
         process = subprocess.Popen(

@@ -20,9 +20,11 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from conveyor.aio.resilience import log_and_continue
-from conveyor.bootstrap import Runtime
+from conveyor.bootstrap import Planter, Runtime
+from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
 
 FAILED_CALLS = 10
@@ -34,6 +36,7 @@ _TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 """Browsers that take the terminal itself."""
 HELP = """\
 o  open the dashboard in a browser
+s  seed an empty server with the runs of the demo
 p  pause the workers, or let them go on
 f  let the next {calls} gateway calls fail
 c  clear all jobs and results (asks first)
@@ -63,14 +66,16 @@ def open_browser(address: str) -> None:
 
 
 class Keyboard:
-    """The terminal on standard input, as the keys need it; `say` prints a line on it.
+    """The terminal on standard input, as the keys need it; `say` prints a line on it, and `plant`
+    makes the data of the demo.
 
     It is taken only while this process is in the foreground: to change it from the background
     would stop the process.
     """
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, plant: Planter) -> None:
         self.say = say
+        self.plant = plant
         self._descriptor = sys.stdin.fileno()
         self._before: list[Any] | None = None
         self._is_taken = self._has_ended = False
@@ -170,9 +175,11 @@ class Keys:
         self._clock = clock
         self._address = address
         self._say = keyboard.say
-        self._asks = False
+        self._asks = self._is_seeding = False
+        self._beside: TaskGroup | None = None
         self._actions: dict[str, Callable[[], Awaitable[None]]] = {
             "o": self._open,
+            "s": self._seed,
             "p": self._pause,
             "f": self._fail,
             "c": self._ask,
@@ -183,6 +190,11 @@ class Keys:
 
     async def serve(self) -> None:
         """Act on each key until the task is cancelled, or the terminal is gone."""
+        async with anyio.create_task_group() as self._beside:
+            await self._act()
+            self._beside.cancel_scope.cancel()
+
+    async def _act(self) -> None:
         while True:
             try:
                 pressed = await self._keyboard.read(self._clock)
@@ -209,6 +221,24 @@ class Keys:
     async def _open(self) -> None:
         self._say(self._address)
         await anyio.to_thread.run_sync(open_browser, self._address, abandon_on_cancel=True)
+
+    async def _seed(self) -> None:
+        if self._beside is None or self._is_seeding:
+            return
+        self._is_seeding = True
+        self._say("the demo is played, which takes a while")
+        # Keys are read meanwhile.
+        self._beside.start_soon(log_and_continue, _log, "nothing was seeded", self._fill)
+
+    async def _fill(self) -> None:
+        try:
+            await self._runtime.fill(self._keyboard.plant)
+        except ConveyorError as error:
+            self._say(f"nothing was seeded: {error.detail}")
+        else:
+            self._say("seeded: its runs are those of the key that `conveyor` sends")
+        finally:
+            self._is_seeding = False
 
     async def _pause(self) -> None:
         pause = self._runtime.pause

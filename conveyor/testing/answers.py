@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 from base64 import urlsafe_b64encode
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,8 +12,9 @@ import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.gateway.fake import key_digest
-from conveyor.http.routes_dev import CALLS_PATH, RULES_PATH
+from conveyor.http.routes_dev import CALLS_PATH, RECORDING_PATH, RULES_PATH
 from conveyor.ports.gateway import GatewayCall, GatewayCalls
+from conveyor.ports.recordings import RecordingState
 from conveyor.testing.dev_routes import DevRoutes
 
 
@@ -57,6 +59,25 @@ class ServerGateway:
     def digest(self, secret: str) -> str:
         """Return what a call shows of a secret, such as the value of the header Authorization."""
         return f"sha256:{key_digest(secret)}"
+
+    def record(self, directory: Path | str) -> None:
+        """Write down from now on what the gateway answers, into a new directory; what was recorded
+        or replayed ends. Raises ConveyorError: invalid_argument for a directory that cannot be
+        recorded into, conflict while calls of a recording are under way."""
+        self._routes.send("PUT", RECORDING_PATH, {"record": str(Path(directory).absolute())})
+
+    def replay(self, directory: Path | str, *, missing: str = "fail") -> None:
+        """Answer from a recording from now on; what was recorded or replayed ends. A call that it
+        does not have fails, or is made (`missing="pass"`), or is made and added ("record"). Raises
+        ConveyorError as `record` does."""
+        asked = {"replay": str(Path(directory).absolute()), "missing": missing}
+        self._routes.send("PUT", RECORDING_PATH, asked)
+
+    def end_recording(self) -> RecordingState:
+        """End what was recorded or replayed since the start of the server, and return what there is
+        to say of it: how many answers were `withheld`, and of which `hosts`. A recording is whole
+        from then on. Raises ConveyorError(conflict) while calls of it are under way."""
+        return msgspec.convert(self._routes.send("DELETE", RECORDING_PATH), RecordingState)
 
     def assert_all_called(self) -> None:
         """Raise AssertionError unless each rule but the default has answered a call."""

@@ -14,7 +14,14 @@ import msgspec
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.http.faults import FAULTS_PATH
 from conveyor.http.middleware import INBOX_PATH
-from conveyor.http.routes_dev import CONFIRMATION, RESET_PATH, RUNS_PATH
+from conveyor.http.routes_dev import (
+    CALLBACKS_PATH,
+    CONFIRMATION,
+    RESET_PATH,
+    RUNS_PATH,
+    CallbacksBody,
+)
+from conveyor.ports.outbox import SentCallback
 
 ANSWER_WITHIN = 60.0
 """Seconds in which a server answers, on a machine that others use too."""
@@ -57,6 +64,10 @@ class DevRoutes:
     def runs(self) -> Any:
         """Return the runs of all callers: those that are `busy`, and the `latest`."""
         return self.send("GET", RUNS_PATH)
+
+    def callbacks(self) -> list[SentCallback]:
+        """Return the callbacks to state machines, oldest first."""
+        return msgspec.convert(self.send("GET", CALLBACKS_PATH), CallbacksBody).callbacks
 
     def reset(self) -> None:
         """Remove all data of the server."""

@@ -26,15 +26,18 @@ import msgspec
 from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from conveyor.bootstrap.recording import NO_RECORDING, RecordingChoice
 from conveyor.client.wire import RunReply
 from conveyor.clock import JournalLine, ManualClock, SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339
 from conveyor.gateway.fake import Behaviour, Hits, is_understood
+from conveyor.gateway.redaction import GrowingNames
 from conveyor.gateway.ruled import RuledGateway
 from conveyor.http.middleware import DEV_PATH
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, GatewayCall, ScrapeRequest, Success
+from conveyor.ports.outbox import SentCallback
 from conveyor.roles.dev import ClockChoice, ServerInfo, serve
 from conveyor.settings import Settings, load
 from conveyor.testing.answers import AnswerRule, ServerGateway
@@ -52,7 +55,11 @@ _LOG = logging.getLogger("conveyor")
 
 @contextmanager
 def serving(
-    settings: Settings, *, gateway: Gateway | None = None, clock: Clock | None = None
+    settings: Settings,
+    *,
+    gateway: Gateway | None = None,
+    clock: Clock | None = None,
+    recording: RecordingChoice = NO_RECORDING,
 ) -> Iterator[tuple[ServerInfo, BlockingPortal]]:
     """Run a server on a thread with an event loop of its own; end it in order at the exit.
 
@@ -61,7 +68,14 @@ def serving(
     stop = anyio.Event()
 
     async def run(*, task_status: TaskStatus[ServerInfo]) -> None:
-        await serve(settings, on_ready=task_status.started, stop=stop, gateway=gateway, clock=clock)
+        await serve(
+            settings,
+            on_ready=task_status.started,
+            stop=stop,
+            gateway=gateway,
+            clock=clock,
+            recording=recording,
+        )
 
     with start_blocking_portal() as portal:
         ended, info = portal.start_task(run)
@@ -202,6 +216,12 @@ class ConveyorServer:
         the values of secrets as digests."""
         return self.gateway.calls
 
+    @property
+    def callbacks(self) -> list[SentCallback]:
+        """Return the last 1,000 callbacks to state machines, oldest first; a token is a digest, as
+        `gateway.digest` gives it."""
+        return self._dev.callbacks()
+
     def assert_all_called(self) -> None:
         """Raise AssertionError unless each rule of `when` has answered a call."""
         self.gateway.assert_all_called()
@@ -299,9 +319,11 @@ class ServerRun(
         *,
         clock: str = "system",
         clock_start: str = "",
+        recording: Path | str = "",
         settings: Mapping[str, Any],
     ) -> None:
         self._data_dir = data_dir
+        self._recording = RecordingChoice(replay=str(recording))
         self._choice = ClockChoice(clock, clock_start)
         self._settings = settings
         self._stack = ExitStack()
@@ -315,7 +337,7 @@ class ServerRun(
             if directory is None:
                 directory = Path(stack.enter_context(TemporaryDirectory(prefix="conveyor-")))
             self._server = stack.enter_context(
-                _boot(directory, self._choice.make(), self._settings)
+                _boot(directory, self._choice.make(), self._recording, self._settings)
             )
             self._stack = stack.pop_all()
         return self._server
@@ -346,25 +368,40 @@ class ServerRun(
 
 
 def conveyor_server(
-    data_dir: Path, *, clock: str = "system", clock_start: str = "", **settings: Any
+    data_dir: Path,
+    *,
+    clock: str = "system",
+    clock_start: str = "",
+    recording: Path | str = "",
+    **settings: Any,
 ) -> ServerRun:
     """Run a server in a directory that stays; see `conveyor.testing.server`."""
-    return ServerRun(data_dir, clock=clock, clock_start=clock_start, settings=settings)
+    return ServerRun(
+        data_dir, clock=clock, clock_start=clock_start, recording=recording, settings=settings
+    )
 
 
 @contextmanager
-def _boot(data_dir: Path, made: Clock, settings: Mapping[str, Any]) -> Iterator[ConveyorServer]:
+def _boot(
+    data_dir: Path, made: Clock, recording: RecordingChoice, settings: Mapping[str, Any]
+) -> Iterator[ConveyorServer]:
     manual = made if isinstance(made, ManualClock) else None
     defaults: dict[str, Any] = {"port": 0, "shutdown_grace": 0.0}
     if manual is None:
         defaults["retry_base"] = 0.01
     chosen = load({}, data_dir=str(data_dir), **{**defaults, **settings})
-    gateway = RuledGateway(made) if manual is None else _NotedGateway(manual)
+    gateway: RuledGateway | None = None
+    if settings.get("gateway", "fake") == "fake":
+        gateway = RuledGateway(made) if manual is None else _NotedGateway(manual)
+    hits = Hits(0) if gateway is None else gateway.hits
+    choice = recording
+    if gateway is not None:
+        choice = msgspec.structs.replace(recording, names=GrowingNames(gateway.names))
     log = _LastLines()
     _LOG.addHandler(log)
     try:
-        with serving(chosen, gateway=gateway, clock=made) as (info, portal):
-            server = ConveyorServer(info, portal, gateway.hits, manual, log=log.lines)
+        with serving(chosen, gateway=gateway, clock=made, recording=choice) as (info, portal):
+            server = ConveyorServer(info, portal, hits, manual, log=log.lines)
             if manual is not None:
                 server.clock.advance()
             yield server

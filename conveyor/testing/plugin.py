@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from conveyor.testing.local_server import ConveyorServer
 
 MARKER = (
-    "conveyor(clock='system', clock_start='', workers=8, settings={}): the clock and the settings "
-    "of the fixture conveyor_server; with clock='manual' the test moves its clock"
+    "conveyor(clock='system', clock_start='', workers=8, recording='', settings={}): the clock, "
+    "the recording to answer from and the settings of the fixture conveyor_server; with "
+    "clock='manual' the test moves its clock"
 )
 _FIXTURES = ("conveyor_server", "conveyor_shared")
 _SERVERS = pytest.StashKey["list[ConveyorServer]"]()
@@ -108,7 +109,7 @@ def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
     marker = request.node.get_closest_marker("conveyor")
     words = dict(marker.kwargs) if marker is not None else {}
     settings = words.pop("settings", {})
-    unknown = words.keys() - {"clock", "clock_start", "workers"}
+    unknown = words.keys() - {"clock", "clock_start", "recording", "workers"}
     if unknown or (marker is not None and marker.args):
         raise pytest.UsageError(f"the marker is {MARKER.partition(':')[0]}")
     if words.get("clock", "system") not in ("system", "manual", "auto"):

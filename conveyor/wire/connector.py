@@ -42,7 +42,7 @@ class Connector:
         or REFUSED if the peer may not be touched."""
         proxy = self._options.proxy
         port = origin.port if proxy is None else proxy.origin.port
-        if port == self._options.own_port and any(map(_is_home, addresses)):
+        if port == self._options.own_port and any(map(is_home, addresses)):
             raise TransportError(TransportTrouble.REFUSED)
         infos = [(*_family(address), "", (address, port)) for address in _some(addresses)]
         try:
@@ -110,7 +110,7 @@ class Connector:
             raise TransportError(TransportTrouble.TLS) from None
 
 
-def _is_home(address: str) -> bool:
+def is_home(address: str) -> bool:
     """Tell whether an address leads to this machine's loopback; the unspecified one does too."""
     found = ip_address(address)
     mapped = found.ipv4_mapped if found.version == 6 else None

@@ -9,24 +9,28 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from conveyor.client.doctor import Diagnosis, examine_start
+from conveyor.clock import SystemClock
 from conveyor.dev import directory
+from conveyor.domain.errors import ConveyorError
 from conveyor.roles.serving import bound
 from conveyor.settings import load
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.local_server import ConveyorServer, conveyor_server
 from tests.patient import SECONDS
 
-LABELS = ["python", "port", "directory", "disk", "schema", "clock"]
+LABELS = ["python", "port", "directory", "disk", "schema", "secret", "clock"]
 
 
 def examined(data_dir: Path, **words: object) -> dict[str, Diagnosis]:
     """Examine a start over this directory; the findings by label."""
-    settings = load({}, data_dir=str(data_dir), port=words.pop("port", 0))
+    port, secret = words.pop("port", 0), words.pop("secret", "")
+    settings = load({}, data_dir=str(data_dir), port=port, secret=secret)
     clock = words.pop("clock", FakeClock())
     told = list(examine_start(settings, clock, bound, **words))  # type: ignore[arg-type]
     assert [one.label for one in told] == LABELS
@@ -120,29 +124,57 @@ def test_a_file_that_is_no_database_is_named(used: Path) -> None:
     assert list(wrong(used)) == ["schema"]
 
 
+def test_bodies_without_their_records_are_named(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path) as booted:
+        _submit(booted)
+        booted.drain()
+    (tmp_path / "conveyor.db").unlink()
+    said = wrong(tmp_path)
+    assert list(said) == ["schema"]
+    assert "its conveyor.db is missing or empty" in said["schema"]
+    assert refusal(tmp_path) == said["schema"]
+
+
+def test_another_secret_than_that_of_the_records_is_named(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path, secret="one" * 20) as booted:
+        assert wrong(tmp_path, secret="two" * 20).keys() == {"directory"}  # nothing is sealed yet
+        _submit(booted)
+    for secret, is_wrong in (
+        ("one" * 20, False),
+        ("two" * 20 + "," + "one" * 20, False),
+        ("two" * 20, True),
+    ):
+        said = wrong(tmp_path, secret=secret, clock=SystemClock())
+        assert list(said) == ["secret"] * is_wrong
+        if is_wrong:
+            assert "under another root secret; set CONVEYOR_SECRET to that one" in said["secret"]
+            assert refusal(tmp_path, secret=secret) == said["secret"]
+
+
+def refusal(data_dir: Path, **settings: str) -> str:
+    """What keeps a server from starting."""
+    with pytest.raises(ConveyorError) as caught, conveyor_server(data_dir, **settings):
+        pass
+    return caught.value.detail.removeprefix(f"{data_dir}: ")
+
+
+@pytest.mark.slow
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     """A real disk of 64 kB, in a namespace of its own; skipped where the machine allows none."""
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from conveyor.dev.directory import directory_problem, disk_problem\n"
-        "path = Path(sys.argv[1])\n"
-        "print(directory_problem(path))\n"
-        "print(disk_problem(path))\n"
-    )
     script = (
         'mount -t tmpfs -o size=64k tmpfs "$1" || exit 77\n'
         'head -c 65536 /dev/zero >"$1/all"\n'
-        'exec "$2" -c "$3" "$1"'
+        'exec "$2" -m conveyor doctor --port 0 --data-dir "$1"'
     )
-    command = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, program]
+    command = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:
         pytest.skip("there is no unshare")
     if done.returncode != 0 and not done.stdout:
         pytest.skip(f"no disk of one's own: {done.stderr.strip()}")
-    assert done.stdout.splitlines() == ["None", f"the disk of {tmp_path} is full"]
+    said = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
+    assert (done.returncode, said) == (1, [f"WRONG   disk: the disk of {tmp_path} is full"])
 
 
 def test_a_disk_with_little_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +246,41 @@ def test_the_command_tells_a_line_each_and_ends_with_one_after_a_fault(tmp_path:
     code, said, errors = doctor(CONVEYOR_WORKERS="many")
     assert (code, errors) == (1, "")
     assert said == "WRONG   settings: CONVEYOR_WORKERS must be a whole number\n"
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_the_command_names_each_fault_that_is_brought_about(tmp_path: Path) -> None:
+    """Seven of them, beside the full disk above. An older Python has no Conveyor to ask."""
+    ahead = datetime.now(UTC) + timedelta(days=30)
+    for name in ("used", "newer", "late"):
+        start = ahead.isoformat() if name == "late" else ""
+        mode = "manual" if name == "late" else "system"
+        with conveyor_server(tmp_path / name, clock=mode, clock_start=start) as booted:
+            _submit(booted)
+    (tmp_path / "late" / "clock").unlink()
+    with closing(sqlite3.connect(tmp_path / "newer" / "conveyor.db")) as file:
+        file.execute("PRAGMA user_version = 9999")
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        faults: list[tuple[str, str, str, dict[str, str]]] = [
+            ("settings", "0", "new", {"CONVEYOR_WORKERS": "many"}),
+            ("port", port, "new", {}),
+            ("directory", "0", "file", {}),
+            ("schema", "0", "newer", {}),
+            ("secret", "0", "used", {"CONVEYOR_SECRET": "another" * 8}),
+            ("clock", "0", "late", {}),
+            ("server", "0", "used", {"CONVEYOR_URL": "http://127.0.0.1:1"}),
+        ]
+        for label, at, name, variables in faults:
+            where = ("--port", at, "--data-dir", str(tmp_path / name))
+            code, said, _ = doctor(*where, **variables)
+            wrong_lines = [line for line in said.splitlines() if not line.startswith("ok ")]
+            assert (code, [line.split()[:2] for line in wrong_lines]) == (
+                1,
+                [["WRONG", f"{label}:"]],
+            )
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_keys_do_what_the_help_says(screen: Screen) -> None:
     api = screen.serve("--port", "0", "--requests", "--log-level", "error")
     screen.type("?")
     helped = screen.until(r"q  quit")
-    assert re.findall(r"(\S)  \w", helped) == ["o", "p", "f", "c", "?", "q"]
+    assert re.findall(r"(\S)  \w", helped) == ["o", "s", "p", "f", "c", "?", "q"]
 
     screen.type("p")
     screen.until("paused: no task starts")
@@ -171,6 +171,48 @@ def test_keys_do_what_the_help_says(screen: Screen) -> None:
     screen.type("xq")
     screen.until(r"stopping\r\n\$ ")
     assert screen.is_usual()
+
+
+@pytest.mark.full
+def test_an_empty_server_is_seeded_while_it_runs(screen: Screen) -> None:
+    api = screen.serve("--port", "0", "--log-level", "error")
+    own = submitted(api, "http://fake.test/a")
+    ended(api, own)
+    screen.type("s")
+    screen.until("nothing was seeded: there are jobs already")
+    screen.type("cy")
+    screen.until(r"y/N")
+    screen.type("y")
+    screen.until("all is cleared")
+    screen.type("ss?")  # the second one changes nothing, and keys are read meanwhile
+    screen.until(r"q  quit")
+    screen.until("seeded: its runs are those of the key")
+    runs = {job["name"]: job["latest_run"] for job in listed(api)}
+    assert runs["large"]["stats"]["successful"] == 100_000
+    assert runs["paused"]["pause_state"] == "paused"
+    assert runs["finished"]["status"] == "completed"
+    going = runs["running"]["run_id"]
+    [job] = [job["job_id"] for job in listed(api) if job["name"] == "running"]
+    before = run_of(api, job)["stats"]["completed"]
+    assert run_of(api, job)["run_id"] == going
+    page = httpx.get(f"{api}/jobs/{job}/results?limit=1", headers=KEY, timeout=SECONDS).json()
+    assert fetched(page["results"][0]["result_url"]).status_code == 200
+    assert before >= 30
+    screen.type("c")
+    screen.until(r"y/N")
+    screen.type("y")
+    screen.until("all is cleared")
+    assert listed(api) == []
+    screen.type("q")
+    screen.until(r"stopping\r\n\$ ")
+
+
+def test_a_server_of_real_sites_is_not_seeded(screen: Screen) -> None:
+    screen.serve("--port", "0", "--gateway", "direct")
+    screen.type("s")
+    screen.until("nothing was seeded: a seed needs --gateway fake")
+    screen.type("q")
+    screen.until(r"stopping\r\n\$ ")
 
 
 def test_the_terminal_is_as_before_while_the_server_is_stopped(screen: Screen) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,13 @@ from tests.acceptance.support_wire import eventually
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-OFFICIAL = """
-import os
+TELLING = """
 from zenrows import ZenRowsBatchClient
 
-client = ZenRowsBatchClient(os.environ["ZENROWS_API_KEY"])
-client.submit_regular(["http://fake.test/page"])
-print(len(client.list_jobs().jobs))
+client = ZenRowsBatchClient("a-key-of-this-test")
+urls = ["http://shop.test/a", "http://shop.test/b?token=planted-one&body=planted-one"]
+run = client.submit_regular(urls).run.wait(poll_interval=0.1)
+print(run.stats.successful)
 """
 RUN = """
 import os, sys, urllib.request
@@ -136,11 +138,54 @@ def test_the_exit_code_is_the_commands_and_nothing_else_is_printed(
     assert _left(tmp_path) == []
 
 
+def documented(heading: str) -> list[str]:
+    """The examples below a heading of the document that the published client comes with."""
+    document = distribution("zenrows").read_text("METADATA") or ""
+    section = re.split(r"\n##+ ", document.partition(f" {heading}\n")[2])[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
 @pytest.mark.extended
-def test_the_official_client_finds_the_server(tmp_path: Path) -> None:
-    ran = _run(tmp_path, sys.executable, "-c", OFFICIAL)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == "1\n"
+def test_the_examples_of_the_official_client_run_without_a_change(tmp_path: Path) -> None:
+    [quickstart] = documented("Quickstart — Batch API (`ZenRowsBatchClient`)")
+    downloads = documented("Download results")
+    failing, idempotent = documented("Error handling")
+    later = [
+        *documented("Extract in a batch"),
+        *documented("Upload URLs from a CSV"),
+        *documented("Estimate cost before submitting"),
+        *downloads,
+        documented("Scheduled jobs & webhooks")[0],
+        idempotent,
+    ]
+    assert (len(downloads), len(later)) == (5, 10)
+    where = tmp_path / "application"
+    where.mkdir()
+    (where / "leads.csv").write_text("Lead Ref,Page URL\nr1,https://example.com/lead\n")
+    (where / "quickstart.py").write_text(quickstart)
+    # Names that the document leaves to its reader.
+    own = "wanted = {'order-1'}\n\ndef process(body, kind):\n    print(kind)\n"
+    (where / "later.py").write_text("\n".join([quickstart, own, *later, failing]))
+    ran = [
+        subprocess.run(
+            _command(sys.executable, f"{name}.py"),
+            cwd=where,
+            env=_environment(tmp_path / "temporary"),
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        for name in ("quickstart", "later")
+    ]
+    # The last example raises what it shows.
+    assert [one.returncode for one in ran] == [0, 1], ran
+    assert "2/2 succeeded\ndownloaded 2 results to ./out/\n" in ran[0].stdout
+    assert "10 credits (2 tasks)" in ran[1].stdout
+    assert "not_found" in ran[1].stderr
+    made = {path.name for path in where.iterdir()}
+    assert {"out", "results.zip"} <= made
+    assert {path.stem for path in (where / "out").iterdir()} >= {"order-1", "order-2"}
+    assert _left(tmp_path / "temporary") == []
 
 
 def test_a_killed_command_and_those_that_cannot_run(tmp_path: Path) -> None:
@@ -228,6 +273,67 @@ def test_no_server_outlives_a_killed_exec(tmp_path: Path) -> None:
         eventually(partial(_has_ended, temporary), "the server has ended", timeout=60)
     finally:
         os.kill(int(told.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of the end of a parent")
+def test_the_next_exec_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    told, temporary = tmp_path / "told", tmp_path / "temporary"
+    running = [
+        subprocess.Popen(
+            _command(sys.executable, "-c", STAY, f"{told}{number}"), env=_environment(temporary)
+        )
+        for number in range(2)
+    ]
+    others = [temporary / "conveyor-exec-plain", temporary / "others"]
+    try:
+        for number in range(2):
+            runs = partial(_is_there, Path(f"{told}{number}"))
+            eventually(runs, "a command runs", timeout=60)
+        for other in others:
+            other.mkdir()
+        (others[0] / "kept").touch()
+        (temporary / "conveyor-exec-link").symlink_to(others[1])
+        assert len(_owned(temporary)) == 2
+        running[0].kill()
+        running[0].wait()
+        eventually(partial(_has_one, temporary), "a directory is removed", timeout=60)
+        assert running[1].poll() is None
+        assert (others[0] / "kept").exists()
+        assert others[1].exists()
+    finally:
+        for child in running:
+            child.kill()
+            child.wait()
+        for number in range(2):
+            os.kill(int(Path(f"{told}{number}").read_text()), signal.SIGKILL)
+
+
+def _is_there(path: Path) -> bool | None:
+    return path.exists() or None
+
+
+def _owned(temporary: Path) -> list[Path]:
+    return list(temporary.glob("conveyor-exec-*/owner"))
+
+
+def _has_one(temporary: Path) -> bool | None:
+    """Run another command; return True if one of the directories of others is left."""
+    assert _run(temporary, "true").returncode == 0
+    return True if len(_owned(temporary)) == 1 else None
+
+
+@pytest.mark.extended
+def test_answers_that_were_not_recorded_are_told_in_a_line(tmp_path: Path) -> None:
+    kept, temporary = tmp_path / "recording", tmp_path / "temporary"
+    ran = _run(temporary, sys.executable, "-c", TELLING, flags=["--record", str(kept)])
+    assert (ran.returncode, ran.stdout) == (0, "2\n")
+    assert ran.stderr == (
+        "conveyor-dev: exec: not recorded: 1 answers that held a secret of their request, of "
+        "shop.test\n"
+    )
+    again = _run(temporary, sys.executable, "-c", TELLING, flags=["--replay", str(kept)])
+    assert (again.returncode, again.stdout, again.stderr) == (0, "1\n", "")
+    assert _left(temporary) == []
 
 
 def _has_ended(directory: Path) -> bool | None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
+from conveyor.clock import SystemClock
 from conveyor.demo.seeds import DEMO, plant, read_seed
+from conveyor.dev.binding import open_binding
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import TaskFailure
 from conveyor.roles.dev import SYSTEM, ClockChoice
@@ -60,7 +64,7 @@ state = "running"
 url = "https://busy.example/{n}?delay=100"
 count = 3
 """
-SECRET = "5e" * 32
+SECRET, ORIGIN = "5e" * 32, "http://127.0.0.1:9000"
 
 
 def _answers(api: httpx.Client, limit: int = 50) -> dict[str, str]:
@@ -91,10 +95,13 @@ def _answers(api: httpx.Client, limit: int = 50) -> dict[str, str]:
 
 def _planted(directory: Path, name: str) -> tuple[dict[str, str], dict[str, Any]]:
     """Seed a server whose clock stands; its answers, and its jobs by their names."""
-    origin = "http://127.0.0.1:9000"
-    settings = load({}, data_dir=str(directory), gateway="fake", secret=SECRET, public_url=origin)
+    settings = load({}, data_dir=str(directory), gateway="fake", secret=SECRET, public_url=ORIGIN)
     plant(read_seed(name), settings, "local", clock=ClockChoice("manual"))
-    environment = {**os.environ, "CONVEYOR_SECRET": SECRET, "CONVEYOR_PUBLIC_URL": origin}
+    return _served(directory)
+
+
+def _served(directory: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    environment = {**os.environ, "CONVEYOR_SECRET": SECRET, "CONVEYOR_PUBLIC_URL": ORIGIN}
     flags = ("--gateway", "fake", "--clock", "manual")
     with ServerProcess(directory, *flags, environment=environment) as server:
         headers = {"X-API-Key": "local"}
@@ -127,6 +134,28 @@ def test_the_same_file_gives_the_same_answers(tmp_path: Path) -> None:
     assert jobs["held"]["latest_run"]["stats"]["successful"] == 1
     assert jobs["shop"]["latest_run"]["stats"]["failed"] == 1
     assert jobs["shop"]["created_at"].startswith("2027-03-01T08:00:00")
+
+
+async def _filled(directory: Path, source: Path) -> None:
+    """Fill the directory of a server that runs; the second time it refuses."""
+    binding = await open_binding(directory, SystemClock(), secret=SECRET)
+    try:
+        await binding.fill(source)
+        with pytest.raises(ConveyorError, match="there are jobs already"):
+            await binding.fill(source)
+    finally:
+        await binding.ports.aclose()
+
+
+@pytest.mark.slow
+def test_an_empty_server_takes_over_what_was_seeded_elsewhere(tmp_path: Path) -> None:
+    file, seeded, other = tmp_path / "seed.toml", tmp_path / "seeded", tmp_path / "other"
+    file.write_text(FILE)
+    settings = load({}, data_dir=str(seeded), gateway="fake", secret=SECRET, public_url=ORIGIN)
+    plant(read_seed(str(file)), settings, "local", clock=ClockChoice("manual"))
+    anyio.run(_filled, other, seeded)
+    shutil.copy(seeded / "clock", other)
+    assert _served(other)[0] == _served(seeded)[0]
 
 
 @pytest.mark.slow

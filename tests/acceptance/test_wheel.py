@@ -1,16 +1,22 @@
-"""The wheel, in an environment that has nothing else: a server, a client and their files."""
+"""The wheel, in an environment that has nothing else: a server, a client and their files; and the
+pipelines of scripts/samples, whose commands install it and run tests with it."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from tests.acceptance import support_wheelhouse
 from tests.disk import files_below
 from tests.patient import SECONDS
 
@@ -27,23 +33,23 @@ def run(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.fixture
-def _index(tmp_path: Path) -> None:
-    """Skip where no package index answers: any later failure is one of the wheel."""
-    asked = run(*PIP, "download", "--no-deps", "--no-cache-dir", "-d", tmp_path / "asked", "click")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel; skip where no package index answers: any later failure is one of the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    asked = run(*PIP, "download", "--no-deps", "--no-cache-dir", "-d", folder / "asked", "click")
     if asked.returncode != 0:
         why = (asked.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        pytest.skip(f"installing a wheel needs a package index, and none answers: {why}")
+        pytest.skip(f"building a wheel needs a package index, and none answers: {why}")
+    built = run("scripts/wheel", folder / "dist")
+    assert built.returncode == 0, built.stderr
+    made = Path(built.stdout.strip())
+    assert made.parent == folder / "dist"
+    return made
 
 
 @pytest.mark.timeout(2 * INSTALL_SECONDS)
-@pytest.mark.usefixtures("_index")
-def test_the_wheel_serves_in_an_empty_environment(tmp_path: Path) -> None:
-    built = run("scripts/wheel", tmp_path / "dist")
-    assert built.returncode == 0, built.stderr
-    wheel = Path(built.stdout.strip())
-    assert wheel.parent == tmp_path / "dist"
-
+def test_the_wheel_serves_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     sources = [path for path in files_below(ROOT / "conveyor") if not path.name.startswith(".")]
     assert held_by(wheel) == {
         str(path.relative_to(ROOT)) for path in sources if "__pycache__" not in path.parts
@@ -75,3 +81,79 @@ def test_the_wheel_serves_in_an_empty_environment(tmp_path: Path) -> None:
 def held_by(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if name.startswith("conveyor/")}
+
+
+SAMPLES = ROOT / "scripts" / "samples"
+TESTED = """
+import pytest
+
+pytestmark = pytest.mark.conveyor(clock="manual")
+
+
+def test_a_page_is_read(jobs, server):
+    job = jobs.submit(server.url("page", flaky=1))
+    server.drain()
+    assert jobs.run(job)["stats"]["successful"] == 1
+"""
+
+
+def github() -> list[tuple[str, str]]:
+    """The commands of the steps of GitHub's pipeline, and the shell that runs each."""
+    pipeline = yaml.safe_load((SAMPLES / "github.yml").read_text())
+    # A bare `on` is what YAML 1.1 calls true.
+    assert pipeline[True] == ["push", "pull_request"]
+    [job] = pipeline["jobs"].values()
+    assert [step for step in job["steps"] if ("run" in step) == ("uses" in step)] == []
+    return [("bash -e", step["run"]) for step in job["steps"] if "run" in step]
+
+
+def gitlab() -> list[tuple[str, str]]:
+    """The scripts of the jobs of GitLab's pipeline, each after what stands before all, and the
+    shell that runs them."""
+    pipeline: dict[str, Any] = yaml.safe_load((SAMPLES / "gitlab.yml").read_text())
+    before = pipeline.pop("default")["before_script"]
+    assert list(pipeline) == ["tests", "program"]
+    scripts = ["\n".join([*before, *job["script"]]) for job in pipeline.values()]
+    return [("sh -e", script) for script in scripts]
+
+
+@pytest.mark.timeout(2 * INSTALL_SECONDS)
+def test_the_pipelines_run_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    support_wheelhouse.fill(house, "conveyor-batch", "pytest")
+    for pipeline in (github, gitlab):
+        where = tmp_path / pipeline.__name__
+        (where / "wheels").mkdir(parents=True)
+        (where / "tests").mkdir()
+        shutil.copy(wheel, where / "wheels")
+        shutil.copy(SAMPLES / "conftest.py", where / "tests")
+        (where / "tests" / "test_app.py").write_text(TESTED)
+        empty = tmp_path / f"{pipeline.__name__}-python"
+        assert run(sys.executable, "-m", "venv", empty).returncode == 0
+        for shell, script in pipeline():
+            _run_alone(script, shell, where, empty, house)
+        assert 'tests="1"' in (where / "report.xml").read_text()
+        assert len(list((where / "pages").glob("[0-9A-Z]*.html"))) == 2
+
+
+def _run_alone(script: str, shell: str, where: Path, python: Path, house: Path) -> None:
+    """Run a script where nothing else is known; packages come from a directory alone."""
+    home = where.with_suffix(".home")
+    home.mkdir(exist_ok=True)
+    ran = subprocess.run(
+        [*shell.split(), "-c", script],
+        cwd=where,
+        env={
+            "PATH": f"{python / 'bin'}{os.pathsep}{os.defpath}",
+            "HOME": str(home),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(house),
+            "PIP_NO_COMPILE": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, (script, ran.stdout, ran.stderr)

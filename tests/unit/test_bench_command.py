@@ -16,6 +16,7 @@ from bench.drain import CONTENDERS as DRAIN
 from bench.gateway_engine import SHARES as CLIENTS
 from bench.harness import ROOT, Figure, Options, Ratio, Row, Scenario, table_lines
 from bench.intake import KINDS as INTAKE
+from bench.plugin import ROWS as PLUGIN
 from bench.processes import used_between
 from bench.results_page import WALKS
 from bench.submit import KINDS as SUBMIT
@@ -105,7 +106,9 @@ def test_the_script_prints_help_from_a_bare_clone(tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("**/*")) == before
 
 
-@pytest.mark.parametrize("name", sorted(COMPARABLE | {"intake", "ingest", "idle", "soak"}))
+@pytest.mark.parametrize(
+    "name", sorted(COMPARABLE | {"intake", "ingest", "idle", "plugin", "soak"})
+)
 def test_each_scenario_has_the_question_and_the_sizes_of_the_command_line(name: str) -> None:
     scenario = importlib.import_module(f"bench.{name}").SCENARIO
 
@@ -123,6 +126,7 @@ def test_the_rows_that_help_names_are_those_that_there_are() -> None:
     assert rows["drain"] == tuple(DRAIN)
     assert rows["gateway_engine"] == tuple(CLIENTS)
     assert rows["idle"] == tuple(idle.CALLS)
+    assert rows["plugin"] == PLUGIN
     assert rows["soak"] == tuple(soak.ENVIRONMENTS)
     assert rows["intake"] == tuple(INTAKE)
     assert rows["results_page"] == tuple(f"limit {limit}" for limit in WALKS)

@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from conveyor.dev.binding import open_binding
-from conveyor.dev.callbacks import FileCallbacks
+from conveyor.dev.callbacks import MOST_SENT, FileCallbacks
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.gateway.fake import key_digest
 from conveyor.testing.clock import FakeClock
 
 TOKEN = "a-token-that-no-log-names"
@@ -43,6 +44,29 @@ def permissions(path: Path) -> int:
 def told(path: Path) -> list[dict[str, Any]]:
     """Return the lines; empty if there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def test_the_last_callbacks_are_shown_without_their_tokens(path: Path) -> None:
+    callbacks = FileCallbacks(path, FakeClock(start=1_804_500_000_123))
+    assert await callbacks.sent() == []
+    await callbacks.send_success(TOKEN, output='{"run_id":"R"}')
+    await callbacks.send_failure("another", error="Conveyor.RunStopped", cause="no JSON")
+    done, stopped = await callbacks.sent()
+    assert (done.at, done.succeeded) == ("2027-03-08T10:00:00.123Z", True)
+    assert done.output == {"run_id": "R"}
+    assert TOKEN not in str(done)
+    assert done.task_token == f"sha256:{key_digest(TOKEN)}"
+    assert (stopped.succeeded, stopped.error, stopped.cause) == (
+        False,
+        "Conveyor.RunStopped",
+        "no JSON",
+    )
+    for _ in range(MOST_SENT):
+        await callbacks.send_success(TOKEN, output="1")
+    shown = await callbacks.sent()
+    assert [one.output for one in shown] == [1] * MOST_SENT
+    await callbacks.clear()
+    assert await callbacks.sent() == []
 
 
 async def test_each_end_is_a_line_that_only_its_owner_may_read(path: Path) -> None:

@@ -23,6 +23,9 @@ PATHS = [
     ("GET", "/_dev/clock"),
     ("POST", "/_dev/clock"),
     ("POST", "/_dev/reset"),
+    ("GET", "/_dev/callbacks"),
+    ("GET", "/_dev/gateway/recording"),
+    ("DELETE", "/_dev/gateway/recording"),
     ("GET", "/_dev/inbox"),
     ("GET", "/_dev/inbox/shop"),
     ("DELETE", "/_dev/inbox/shop"),
@@ -155,10 +158,16 @@ def ended(api: str, urls: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["direct"])
-def test_no_gateway_call_comes_to_its_own_server(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("engine", ["wire", "aiohttp"])
+def test_no_gateway_call_comes_to_its_own_server(tmp_path: Path, engine: str) -> None:
     settings = load(
-        {}, data_dir=str(tmp_path), port=0, gateway=kind, allow_private=True, shutdown_grace=0.0
+        {},
+        data_dir=str(tmp_path),
+        port=0,
+        gateway="direct",
+        http_engine=engine,
+        allow_private=True,
+        shutdown_grace=0.0,
     )
     with serving(settings) as (info, _):
         port = info.api.rsplit(":", 1)[1].removesuffix("/v1")

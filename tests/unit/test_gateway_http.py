@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conveyor.domain.model import Problem, RunFailure, Spend, TaskBody, TaskFailure
+from conveyor.domain.text_rules import MASK
 from conveyor.gateway import open_gateway
 from conveyor.gateway.direct import DirectGateway
 from conveyor.gateway.fake import FakeGateway, expected_body
 from conveyor.gateway.http import HttpGateway
-from conveyor.gateway.refusals import MASK, read_spend, redactor, refusal
+from conveyor.gateway.refusals import read_spend, redactor, refusal
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.testing.clock import FakeClock
 from conveyor.testing.gateway_server import GatewayServer

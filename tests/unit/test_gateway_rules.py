@@ -299,6 +299,35 @@ async def test_calls_are_listed_without_secrets_and_bounded(gateway: RuledGatewa
     assert not gateway.calls().rules  # those of the start, which has none
 
 
+FORM = """--b\r
+Content-Disposition: form-data; name="name"\r
+\r
+Maria\r
+--b\r
+Content-Disposition: form-data; name="password"\r
+Content-Type: text/plain\r
+\r
+planted-1\r
+with two lines\r
+--b\r
+Content-Disposition: form-data; filename="name"; Name=api_key\r
+\r
+planted-2\r
+--b--\r
+"""
+
+
+async def test_secrets_of_a_form_in_parts_are_digests(gateway: RuledGateway) -> None:
+    for content in (FORM, FORM.partition("\r\nwith")[0]):  # also one that was cut
+        body = TaskBody(content, 'multipart/form-data; boundary="b"')
+        await _scrape(gateway, "https://shop.example/", body=body, method="POST")
+        shown = gateway.calls().requests[-1].body or ""
+        assert "planted" not in shown
+        assert "with two lines" not in shown
+        assert "sha256:" in shown
+        assert "Maria" in shown
+
+
 async def test_a_changed_file_is_followed_and_a_wrong_one_told_once(
     gateway: RuledGateway, clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -74,3 +75,37 @@ def test_wrong_rules_are_refused_and_change_nothing(
         assert answer.headers["Content-Type"] == "application/problem+json"
     assert "line 2: rules[0].hots" in wrong[2][1].json()["detail"]
     assert _scrape(conveyor_server, URL) == {"successful": 0, "failed": 1}
+
+
+def test_a_recording_is_begun_shown_and_ended(
+    conveyor_server: ConveyorServer, client: httpx.Client, tmp_path: Path
+) -> None:
+    kept = str(tmp_path / "kept")
+    none = {"record": "", "replay": "", "withheld": 0, "hosts": [], "is_whole": True}
+    assert client.get("/recording").json() == none
+    begun = client.put("/recording", json={"record": kept})
+    assert (begun.status_code, begun.json()) == (200, {**none, "record": kept})
+    _scrape(conveyor_server, URL)
+    replayed = client.put("/recording", json={"replay": kept, "missing": "fail"})
+    assert replayed.json() == {**none, "replay": kept}
+    assert _scrape(conveyor_server, URL, f"{URL}2") == {"successful": 1, "failed": 1}
+    assert client.get("/requests").json()["total"] == 1
+    assert client.delete("/recording").json() == {**none, "replay": kept}
+    assert client.get("/recording").json() == none
+
+
+def test_what_is_no_recording_is_refused(client: httpx.Client, tmp_path: Path) -> None:
+    for body, told in (
+        ({}, "send a directory as record or as replay"),
+        ({"record": "a", "replay": "b"}, "send a directory as record or as replay"),
+        ({"record": 5}, "record"),
+        ({"recrod": "a"}, "recrod"),
+        ([], "object"),
+        ({"replay": str(tmp_path), "missing": "ask"}, "missing is one of fail, pass, record"),
+        ({"replay": str(tmp_path)}, "holds no recording"),
+        ({"replay": "\0"}, "send a directory as record or as replay"),
+    ):
+        answer = client.put("/recording", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), body
+        assert told in answer.json()["detail"]
+    assert client.get("/recording").json()["replay"] == ""

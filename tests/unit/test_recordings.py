@@ -15,7 +15,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.dev.recordings import BODIES, LOG, SMALL, open_recorder, open_recordings
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import Problem, Spend, TaskFailure, WaitReason
+from conveyor.domain.model import Problem, Spend, TaskBody, TaskFailure, WaitReason
 from conveyor.gateway.fake import FakeGateway, expected_body
 from conveyor.gateway.recording import RecordingGateway, ReplayGateway
 from conveyor.gateway.redaction import GrowingNames
@@ -184,6 +184,77 @@ async def test_tasks_that_differ_in_secrets_alone_are_told_apart_by_their_order(
         moved = [await answer(gateway, hidden(0, order=10 + number)) for number in range(5)]
         assert moved == [seen[place] for place in (0, 2, 5, 9, 9)]
         assert await answer(gateway, hidden(0, order=11)) == seen[2]
+
+
+class Same(FakeGateway):
+    """A gateway with one page."""
+
+    @asynccontextmanager
+    async def scrape(self, request: ScrapeRequest) -> AsyncIterator[Success]:
+        yield Success(b"page", "text/plain")
+
+
+def shop(path: str, token: str, **fields: Any) -> ScrapeRequest:
+    return ScrapeRequest(f"http://shop.test{path}?token={token}", KEY, **fields)
+
+
+POSTED = "application/x-www-form-urlencoded"
+SAME_REQUEST = [
+    # What is secret for one stands in the rest of what both ask for.
+    (shop("/item/4711", "4711-4711"), shop("/item/4711", "other-token")),
+    (shop("/item/4711", "4711"), shop("/item/4711", "other-token")),
+    (shop("/item/4711", "other-token"), shop("/item/4711", "4711")),
+    (shop("/shop/1", "shop"), shop("/shop/1", "other")),
+    (
+        shop("/a", "colour", params={"wait_for": ".colours"}),
+        shop("/a", "taste", params={"wait_for": ".colours"}),
+    ),
+    (
+        shop("/a", "size", method="POST", body=TaskBody("size=5", POSTED)),
+        shop("/a", "taste", method="POST", body=TaskBody("size=5", POSTED)),
+    ),
+    (
+        shop("/a", "taste", method="POST", body=TaskBody("size=5", POSTED)),
+        shop("/a", "size", method="POST", body=TaskBody("size=5", POSTED)),
+    ),
+    # What is secret stands in the rest by intent.
+    (shop("/users/first-token", "first-token"), shop("/users/other-token", "other-token")),
+]
+
+
+@pytest.mark.parametrize(("recorded", "other"), SAME_REQUEST)
+async def test_a_secret_that_stands_in_the_rest_of_a_request_makes_no_replay_miss(
+    tmp_path: Path, recorded: ScrapeRequest, other: ScrapeRequest
+) -> None:
+    async with recording(tmp_path / "r", Same(SystemClock())) as gateway:
+        seen = await answer(gateway, recorded)
+    assert recorded.url.rpartition("=")[2] not in (tmp_path / "r" / LOG).read_text()
+    async with replaying(tmp_path / "r") as gateway:
+        assert await answer(gateway, recorded) == seen
+        assert await answer(gateway, other) == seen
+        changed = msgspec.structs.replace(other, url=other.url.replace("shop.test", "shop.other"))
+        assert (await answer(gateway, changed))[1].code == "not_recorded"
+
+
+async def test_a_url_of_which_nothing_is_left_answers_no_other(tmp_path: Path) -> None:
+    packed = ScrapeRequest(f"http://shop.test/{KEY.encode().hex()}{KEY}", KEY)
+    async with recording(tmp_path / "r", Same(SystemClock())) as gateway:
+        await answer(gateway, packed)
+    async with replaying(tmp_path / "r") as gateway:
+        other = await answer(gateway, ScrapeRequest("http://shop.test/other", "another-key"))
+    assert other[1].code == "not_recorded"
+
+
+async def test_a_replay_that_is_rewound_begins_with_the_first_answers(tmp_path: Path) -> None:
+    requests = [asked("flaky", flaky=2)] * 3
+    async with recording(tmp_path / "r") as gateway:
+        seen = [await answer(gateway, request) for request in requests]
+    assert seen[0] != seen[2]
+    replay = ReplayGateway(await open_recordings(tmp_path / "r"))
+    for _ in range(2):
+        assert [await answer(replay, request) for request in requests] == seen
+        await replay.rewind()
+    await replay.aclose()
 
 
 async def test_an_answer_with_a_secret_is_withheld(tmp_path: Path) -> None:

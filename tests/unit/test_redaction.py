@@ -243,6 +243,7 @@ MULTIPART = '--b\r\nContent-Disposition: form-data; name="password"\r\n\r\n{}\r\
     ("body", "content_type"),
     [
         (MULTIPART, "multipart/form-data; boundary=b"),
+        (MULTIPART.replace("; name", '; filename="name"; Name'), "multipart/form-data"),
         ('{{"tokens":["{}"]}}', "application/json"),
         ('{{"password":{{"value":"{}"}}}}', "application/json"),
         ('{{"token":"{}","token":"same-one"}}', "application/json"),

@@ -500,13 +500,16 @@ def open_unchanged(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True)
 
 
-def schema_problem(path: Path) -> str | None:
-    """Say why this version cannot use a file, if it is there; None if it can. Changes nothing."""
+def schema_problem(path: Path, *, may_be_new: bool = True) -> str | None:
+    """Say why this version cannot use a file, which may be missing if it `may_be_new`; None if it
+    can. Changes nothing."""
     if not path.exists() or not path.stat().st_size:
-        return None
+        log = path.with_name(f"{path.name}-wal")
+        is_left = not may_be_new or (log.exists() and log.stat().st_size > 0)
+        return without_records("missing or empty").detail if is_left else None
     try:
         with closing(open_unchanged(path)) as reader:
-            check_version(reader)
+            check_version(reader, may_be_new=may_be_new)
             reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except ConveyorError as error:
         return error.detail

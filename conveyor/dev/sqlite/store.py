@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from conveyor.dev.sqlite.outbox import SqliteOutbox
 from conveyor.dev.sqlite.rows import index_of
 from conveyor.dev.sqlite.runs import SqliteRuns
 from conveyor.dev.sqlite.schedules import SqliteSchedules
-from conveyor.dev.sqlite.schema import migrate, without_records
+from conveyor.dev.sqlite.schema import migrate, open_unchanged, without_records
 from conveyor.dev.sqlite.signing_keys import SqliteSigningKeys
 from conveyor.dev.sqlite.states import find_job, find_place
 from conveyor.dev.sqlite.sweeping import SqliteSweeping
@@ -144,6 +144,15 @@ class SqliteStore:
         """
         await self.database.write(_clear)
 
+    async def fill(self, source: Path) -> None:
+        """Take over all rows of another file of the same schema, but those of secrets and signing
+        keys. Raises ConveyorError(conflict) where there are jobs, runs or deliveries already."""
+        await self.database.write(lambda connection: _fill(connection, source))
+
+    async def check_empty(self) -> None:
+        """Raise ConveyorError(conflict) where there are jobs, runs or deliveries."""
+        await self.database.read(_check_empty)
+
     async def known_runs(self) -> set[str]:
         """List the ids of all runs, tombstones included."""
         rows = await self.database.read(
@@ -172,40 +181,87 @@ def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> None:
     found = connection.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchall()
     known: list[str] = [known for (known,) in found]
     given = [fingerprint(secret) for secret in reversed(secrets)]
-    (newest,) = connection.execute("SELECT max(job_id) FROM jobs").fetchone()
-    (signs,) = connection.execute("SELECT EXISTS (SELECT 1 FROM signing_keys)").fetchone()
-    if newest is None and not signs:
+    newest = _newest_sealed(connection)
+    if newest is None:
         connection.execute("DELETE FROM root_secrets")
         known = []
     elif not (known[0] == given[0] if known else _opens(secrets, connection, newest)):
-        raise ConveyorError(
-            ErrorCode.CONFLICT,
-            "what is in it was made under another root secret; set CONVEYOR_SECRET to that one, or "
-            "to a list that ends with it, or unset it if that is the directory's own, in the file "
-            "named secret",
-        )
+        raise _other_secret()
     connection.executemany(
         "INSERT OR IGNORE INTO root_secrets (fingerprint) VALUES (?)", [(one,) for one in given]
     )
 
 
+def _newest_sealed(connection: sqlite3.Connection) -> str | None:
+    """Return the id of the newest job, empty where signing keys alone are sealed; None where
+    nothing is."""
+    (newest,) = connection.execute("SELECT max(job_id) FROM jobs").fetchone()
+    (signs,) = connection.execute("SELECT EXISTS (SELECT 1 FROM signing_keys)").fetchone()
+    return newest if newest is not None or not signs else ""
+
+
+def _other_secret() -> ConveyorError:
+    return ConveyorError(
+        ErrorCode.CONFLICT,
+        "what is in it was made under another root secret; set CONVEYOR_SECRET to that one, or "
+        "to a list that ends with it, or unset it if that is the directory's own, in the file "
+        "named secret",
+    )
+
+
+def secret_problem(path: Path, oldest: bytes) -> str | None:
+    """Say that the records of a file, if it is there, belong to another root secret than the oldest
+    one that is given; None if they do not, or cannot be read. Changes nothing."""
+    if not _size(path):
+        return None
+    with suppress(sqlite3.Error), closing(open_unchanged(path)) as reader:
+        first = reader.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchone()
+        is_other = first is not None and first[0] != fingerprint(oldest)
+        if is_other and _newest_sealed(reader) is not None:
+            return _other_secret().detail
+    return None
+
+
 _KEPT = ("root_secrets", "signing_keys")
+
+
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    """List the tables whose rows come and go with the data."""
+    found = connection.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+    ).fetchall()
+    return [table for (table,) in found if table not in _KEPT]
 
 
 def _clear(connection: sqlite3.Connection) -> None:
     # Who watches a run learns that it is gone.
     connection.execute("SELECT count(note_run(run_id, 1)) FROM runs")
-    for (table,) in connection.execute(
-        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
-    ).fetchall():
-        if table not in _KEPT:
-            connection.execute(f"DELETE FROM {table}")
+    for table in _tables(connection):
+        connection.execute(f"DELETE FROM {table}")
 
 
-def _opens(secrets: Sequence[bytes], connection: sqlite3.Connection, job_id: str | None) -> bool:
+def _check_empty(connection: sqlite3.Connection) -> None:
+    for table in ("jobs", "runs", "deliveries"):
+        if connection.execute(f"SELECT EXISTS (SELECT 1 FROM {table})").fetchone() != (0,):
+            raise ConveyorError(ErrorCode.CONFLICT, f"there are {table} already")
+
+
+def _fill(connection: sqlite3.Connection, source: Path) -> None:
+    _check_empty(connection)
+    _clear(connection)
+    with closing(open_unchanged(source)) as other:
+        for table in _tables(connection):
+            listed = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            names = ", ".join(column[1] for column in listed)
+            marks = ", ".join("?" for _ in listed)
+            rows = other.execute(f"SELECT {names} FROM {table}")
+            connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
+
+
+def _opens(secrets: Sequence[bytes], connection: sqlite3.Connection, job_id: str) -> bool:
     """Tell whether secrets open the key of a job: a file of an earlier version knows no
     fingerprint."""
-    job = None if job_id is None else find_job(connection, job_id)
+    job = find_job(connection, job_id) if job_id else None
     try:
         return job is None or bool(KeySealer(secrets).unseal(job))
     except UnsealError:
