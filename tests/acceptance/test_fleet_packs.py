@@ -93,7 +93,13 @@ def deleted(wire: Wire, job_id: str) -> None:
 @pytest.mark.guarantee("G10")
 @pytest.mark.guarantee("G11")
 @pytest.mark.parametrize(
-    "kills", [8, pytest.param(50, marks=(pytest.mark.full, pytest.mark.timeout(1_200)), id="full")]
+    "kills",
+    [
+        8,
+        # Fifty in all, in two parts that take a few minutes each.
+        pytest.param(25, marks=(pytest.mark.full, pytest.mark.timeout(1_200)), id="full-1"),
+        pytest.param(25, marks=(pytest.mark.full, pytest.mark.timeout(1_200)), id="full-2"),
+    ],
 )
 def test_kills_in_the_middle_of_packed_writes_lose_no_body_and_leave_none(
     packing: Packing, wire: Wire, kills: int

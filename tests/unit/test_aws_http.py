@@ -35,6 +35,7 @@ from tests.unit.aws_stub import (
 GET = ("dynamodb", "get_item", {"TableName": "t", "Key": {}})
 RECEIVE = ("sqs", "receive_message", {"QueueUrl": "https://queues/1/q"})
 READ = ("s3", "get_object", {"Bucket": "bucket", "Key": "k"})
+ULID = "01J00000000000000000000000"
 PUT = ("s3", "put_object", {"Bucket": "bucket", "Key": "k", "Body": b"body"})
 
 
@@ -162,9 +163,7 @@ async def test_a_body_that_comes_for_nobody_is_closed(stub: Stub) -> None:
         await closed(aws)
 
 
-@pytest.mark.parametrize(
-    "key", [result_key(*["01J00000000000000000000000"] * 3, 1, 30), "exports/k"]
-)
+@pytest.mark.parametrize("key", [result_key(ULID, ULID, "0000001ABC", 1, 30), "exports/k"])
 async def test_the_put_of_a_body_alone_is_left_by_a_caller_that_is_cancelled(
     stub: Stub, key: str
 ) -> None:
