@@ -128,7 +128,7 @@ address_options = stacked(
 @server_options
 def doctor(as_json: bool, server: str | None, api_key: str | None, **flags: Any) -> int:
     """Say what would keep conveyor-dev from starting: settings, Python, port, directory, disk,
-    records and clock.
+    records, secret and clock.
 
     A server that CONVEYOR_URL names is asked too; with --server, it alone. Prints one line for
     each, ok or the fault; exits with 1 after any fault.

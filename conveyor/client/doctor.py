@@ -91,12 +91,13 @@ def _port(settings: Settings, listening: Listening) -> Diagnosis:
 
 
 def _secret(settings: Settings, path: Path, database: Path) -> Diagnosis:
-    given = settings.secret.split(",")[-1]
-    oldest = secret_bytes(given) if given else kept_secret(path)
-    problem = None if oldest is None else secret_problem(database, oldest)
-    return Diagnosis.of(
-        "secret", problem, "that of CONVEYOR_SECRET" if given else "the directory's own"
-    )
+    if settings.secret:
+        found = "that of CONVEYOR_SECRET"
+        given = [secret_bytes(one) for one in settings.secret.split(",")]
+    else:
+        found, kept = "that of the directory", kept_secret(path)
+        given = [] if kept is None else [kept]
+    return Diagnosis.of("secret", secret_problem(database, given) if given else None, found)
 
 
 def _clock(path: Path, database: Path, now: int) -> Diagnosis:

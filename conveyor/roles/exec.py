@@ -202,7 +202,11 @@ def _own_directory() -> Iterator[Path]:
 
 def _remove_abandoned(folder: str) -> None:
     """Remove directories of this user whose owner and server both are gone."""
-    for found in os.scandir(folder):
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return  # one may be allowed to write there, and not to look
+    for found in entries:
         # Another may remove it at the same time, or have it; neither is for whoever runs a command.
         with suppress(OSError), ExitStack() as locks:
             is_ours = found.name.startswith(_PREFIX) and found.is_dir(follow_symlinks=False)

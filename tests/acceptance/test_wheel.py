@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +119,22 @@ def gitlab() -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(2 * INSTALL_SECONDS)
-def test_the_pipelines_run_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    house = tmp_path / "house"
+@pytest.mark.parametrize("pipeline", [github, pytest.param(gitlab, marks=pytest.mark.full)])
+def test_a_pipeline_runs_in_an_empty_environment(
+    wheel: Path, tmp_path: Path, pipeline: Callable[[], list[tuple[str, str]]]
+) -> None:
+    house, where, empty = tmp_path / "house", tmp_path / "checkout", tmp_path / "python"
     support_wheelhouse.fill(house, "conveyor-batch", "pytest")
-    for pipeline in (github, gitlab):
-        where = tmp_path / pipeline.__name__
-        (where / "wheels").mkdir(parents=True)
-        (where / "tests").mkdir()
-        shutil.copy(wheel, where / "wheels")
-        shutil.copy(SAMPLES / "conftest.py", where / "tests")
-        (where / "tests" / "test_app.py").write_text(TESTED)
-        empty = tmp_path / f"{pipeline.__name__}-python"
-        assert run(sys.executable, "-m", "venv", empty).returncode == 0
-        for shell, script in pipeline():
-            _run_alone(script, shell, where, empty, house)
-        assert 'tests="1"' in (where / "report.xml").read_text()
-        assert len(list((where / "pages").glob("[0-9A-Z]*.html"))) == 2
+    for folder in ("wheels", "tests"):
+        (where / folder).mkdir(parents=True)
+    shutil.copy(wheel, where / "wheels")
+    shutil.copy(SAMPLES / "conftest.py", where / "tests")
+    (where / "tests" / "test_app.py").write_text(TESTED)
+    assert run(sys.executable, "-m", "venv", empty).returncode == 0
+    for shell, script in pipeline():
+        _run_alone(script, shell, where, empty, house)
+    assert 'tests="1"' in (where / "report.xml").read_text()
+    assert len(list((where / "pages").glob("[0-9A-Z]*.html"))) == 2
 
 
 def _run_alone(script: str, shell: str, where: Path, python: Path, house: Path) -> None:

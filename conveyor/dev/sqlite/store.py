@@ -178,17 +178,13 @@ def _size(path: Path) -> int:
 
 def _agree(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> None:
     """Write the fingerprints of secrets beside those that are known."""
-    found = connection.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchall()
-    known: list[str] = [known for (known,) in found]
-    given = [fingerprint(secret) for secret in reversed(secrets)]
-    newest = _newest_sealed(connection)
-    if newest is None:
+    if _newest_sealed(connection) is None:
         connection.execute("DELETE FROM root_secrets")
-        known = []
-    elif not (known[0] == given[0] if known else _opens(secrets, connection, newest)):
+    elif _is_of_another(connection, secrets):
         raise _other_secret()
     connection.executemany(
-        "INSERT OR IGNORE INTO root_secrets (fingerprint) VALUES (?)", [(one,) for one in given]
+        "INSERT OR IGNORE INTO root_secrets (fingerprint) VALUES (?)",
+        [(fingerprint(secret),) for secret in reversed(secrets)],
     )
 
 
@@ -200,6 +196,17 @@ def _newest_sealed(connection: sqlite3.Connection) -> str | None:
     return newest if newest is not None or not signs else ""
 
 
+def _is_of_another(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> bool:
+    """Tell whether jobs or signing keys were made under another secret than the oldest one."""
+    newest = _newest_sealed(connection)
+    if newest is None:
+        return False
+    first = connection.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchone()
+    if first is None:
+        return not _opens(secrets, connection, newest)
+    return bool(first[0] != fingerprint(secrets[-1]))
+
+
 def _other_secret() -> ConveyorError:
     return ConveyorError(
         ErrorCode.CONFLICT,
@@ -209,16 +216,13 @@ def _other_secret() -> ConveyorError:
     )
 
 
-def secret_problem(path: Path, oldest: bytes) -> str | None:
-    """Say that the records of a file, if it is there, belong to another root secret than the oldest
-    one that is given; None if they do not, or cannot be read. Changes nothing."""
+def secret_problem(path: Path, secrets: Sequence[bytes]) -> str | None:
+    """Say that the records of a file, if it is there, belong to another root secret than these,
+    newest first; None if they do not, or cannot be read. Changes nothing."""
     if not _size(path):
         return None
     with suppress(sqlite3.Error), closing(open_unchanged(path)) as reader:
-        first = reader.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchone()
-        is_other = first is not None and first[0] != fingerprint(oldest)
-        if is_other and _newest_sealed(reader) is not None:
-            return _other_secret().detail
+        return _other_secret().detail if _is_of_another(reader, secrets) else None
     return None
 
 
