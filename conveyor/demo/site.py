@@ -100,6 +100,8 @@ class _Site(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # A head and its body are two packets: the second would wait for the first to be acknowledged.
+    disable_nagle_algorithm = True
     timeout = 30
     server: _Site
 

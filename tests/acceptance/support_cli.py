@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from conveyor.testing.local_server import ConveyorServer
+from tests.acceptance.support_commands import forks
 from tests.patient import fetched
 
 CLIENT = [sys.executable, "-m", "conveyor"]
@@ -52,17 +53,7 @@ def environment(server: ConveyorServer, **more: str) -> Mapping[str, str]:
 
 
 def conveyor(server: ConveyorServer, *arguments: str, given: str = "") -> Ran:
-    return Ran(
-        subprocess.run(
-            [*CLIENT, *arguments],
-            env=environment(server),
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    )
+    return Ran(forks().run(arguments, environment(server), given, seconds=60))
 
 
 def in_shell(server: ConveyorServer, redirection: str, *arguments: str) -> tuple[int, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import httpx
@@ -9,28 +10,37 @@ import httpx
 _SECONDS = 60.0
 
 
-def answers_to(port: int, sent: bytes, *, hang_up: bool = False) -> list[httpx.Response]:
-    """The answers that come until the server closes the connection.
+def answers_to(
+    port: int, sent: bytes, *, hang_up: bool = False, first: bool = False
+) -> list[httpx.Response]:
+    """The answers that come until the server closes the connection; of them the first alone, with
+    `first`.
 
     With `hang_up` the connection is closed at once, and nothing is read.
     """
     with socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as connection:
         try:
             connection.sendall(sent)
-            received = b"" if hang_up else _read_all(connection)
+            received = b"" if hang_up else _read(connection, first)
         except ConnectionError:
             received = b""
     return _responses(received)
 
 
-def _read_all(connection: socket.socket) -> bytes:
-    pieces: list[bytes] = []
+def _read(connection: socket.socket, first: bool) -> bytes:
+    received = b""
     try:
-        while piece := connection.recv(65_536):
-            pieces.append(piece)
+        while not (first and _is_whole(received)) and (piece := connection.recv(65_536)):
+            received += piece
     except ConnectionResetError:
         pass
-    return b"".join(pieces)
+    return received
+
+
+def _is_whole(received: bytes) -> bool:
+    head, end, rest = received.partition(b"\r\n\r\n")
+    length = re.search(rb"\r\ncontent-length: (\d+)", head, re.IGNORECASE)
+    return bool(end) and len(rest) >= (int(length[1]) if length else 0)
 
 
 def _responses(received: bytes) -> list[httpx.Response]:

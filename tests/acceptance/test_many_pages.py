@@ -23,7 +23,7 @@ from tests.acceptance.support_pages import (
 )
 from tests.disk import body_bytes, body_files
 
-SOME, ALL = 550, 12_000
+SOME, ALL = 260, 12_000
 BATCH = 2_000
 FLAGS = ("--gateway", "direct", "--allow-private")
 
