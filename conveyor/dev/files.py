@@ -35,7 +35,7 @@ from conveyor.clock import SystemClock
 from conveyor.dev.segments import (
     PACKED_MOST,
     SegmentWriter,
-    packing_run,
+    packing_place,
     read_packed,
     remove_unsettled,
 )
@@ -173,14 +173,16 @@ class FileWriter:
     def _pack(self, bodies: Sequence[tuple[str, bytes]]) -> dict[int, str]:
         """Append bodies to segments, those of a run in one write; return the keys by their place in
         the list. What cannot be appended is missing."""
-        runs: dict[str, list[int]] = {}
+        runs: dict[str, tuple[list[int], list[tuple[str, bytes]]]] = {}
         for place, (key, body) in enumerate(bodies):
-            run = packing_run(key, body)
-            if run is not None:
-                runs.setdefault(run, []).append(place)
+            packing = packing_place(key, body)
+            if packing is not None:
+                run, name = packing
+                places, named = runs.setdefault(run, ([], []))
+                places.append(place)
+                named.append((name, body))
         packed: dict[int, str] = {}
-        for run, places in runs.items():
-            named = [(bodies[place][0].rpartition("/")[2], bodies[place][1]) for place in places]
+        for run, (places, named) in runs.items():
             # Written one by one, each of them meets this error by itself, or none.
             with contextlib.suppress(OSError):
                 packed.update(zip(places, self.segments.append(run, named), strict=True))

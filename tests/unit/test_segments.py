@@ -107,9 +107,12 @@ async def test_few_bodies_are_stored_without_another_thread(
 ) -> None:
     began: list[str] = []
     start = threading.Thread.start
-    monkeypatch.setattr(
-        threading.Thread, "start", lambda self: (began.append(self.name), start(self))
-    )
+
+    def note(thread: threading.Thread) -> None:
+        began.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
     keys = await put(blobs, SOME)
     assert began == []
     keys += await put(blobs, {f"{RUN}00001/{n}.1": bytes(PACKED_MOST) for n in range(5)})
