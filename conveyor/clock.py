@@ -33,9 +33,9 @@ class SystemClock:
         """Return milliseconds since the epoch, UTC."""
         return time.time_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        """Return seconds from an arbitrary origin; never goes back."""
-        return time.monotonic()
+    # Not a method of its own: each task asks ten times.
+    monotonic = staticmethod(time.monotonic)
+    """Return seconds from an arbitrary origin; never goes back."""
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""

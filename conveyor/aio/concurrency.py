@@ -1,5 +1,6 @@
 """Structured concurrency on anyio: run calls concurrently, unwrap exception groups, wait for an
-event or the injected clock, whichever comes first, and pace work that must not hold up other work.
+event or the injected clock, whichever comes first, and bound and pace work that must not hold up
+other work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import anyio
 from conveyor.ports.clock import Clock
 
 Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 async def for_each(
@@ -104,6 +106,39 @@ async def wait_or_timeout(event: anyio.Event, clock: Clock, seconds: float) -> N
         group.start_soon(expire)
         await event.wait()
         group.cancel_scope.cancel()
+
+
+SLOW = 0.05
+SLOW_REST = 1.0
+"""Seconds: after a piece of short work that took longer than the one, there is none for the
+other."""
+
+
+class ShortWork:
+    """Work that takes about a millisecond, done on the event loop's own thread: to hand it to
+    another thread and back would take longer, because both want the interpreter's lock.
+
+    Where a piece took long, because a disk is slow, the next ones are better done elsewhere.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._from = 0.0
+
+    @property
+    def is_welcome(self) -> bool:
+        """True if the last pieces were short."""
+        return self._clock.monotonic() >= self._from
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Do a piece of work; return its result."""
+        began = self._clock.monotonic()
+        try:
+            return work()
+        finally:
+            ended = self._clock.monotonic()
+            if ended - began > SLOW:
+                self._from = ended + SLOW_REST
 
 
 REST = 9.0

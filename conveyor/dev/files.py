@@ -4,7 +4,8 @@ results are appended to the segments of their run.
 Bodies survive the death of the process at any instant, not a loss of power. Runs on asyncio.
 
 One thread writes the small files, a batch of whatever is queued at a time: handing each file to a
-thread on its own would cost more than writing it.
+thread on its own would cost more than writing it. What goes into segments is written on the loop's
+thread, if it is little.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ import aiofiles
 import anyio
 from anyio import CancelScope, to_thread
 
+from conveyor.aio.concurrency import ShortWork
+from conveyor.clock import SystemClock
 from conveyor.dev.segments import (
     PACKED_MOST,
     SegmentWriter,
-    packing_run,
+    packing_place,
     read_packed,
     remove_unsettled,
 )
@@ -47,6 +50,8 @@ Arguments = TypeVarTuple("Arguments")
 
 FILES = "operations of files"
 _MAX_BATCH = 256
+_MOST_HERE = 1_048_576
+"""Bytes of bodies that are written on the loop's thread together."""
 _MAX_TRIES = 5
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _SMALL = 65_536
@@ -81,6 +86,8 @@ class FileWriter:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._under_way = 0
+        self._short = ShortWork(SystemClock())
         self.segments = SegmentWriter(root)
         self.kept = self.kept_bytes = 0
 
@@ -95,7 +102,18 @@ class FileWriter:
         """Store bodies in segments, or in files under their own names; return the key or the error
         of each. A file that failed is removed, a cancelled write may still happen, and a kill may
         leave part of a body."""
-        return await self._submit(bodies, new=True)
+        packed: dict[int, str] = {}
+        if self._may_write_here(bodies):
+            packed = self._short.run(partial(self._pack, bodies))
+        left = [body for place, body in enumerate(bodies) if place not in packed]
+        written = iter(await self._submit(left, new=True) if left or not bodies else ())
+        return [packed.get(place) or next(written) for place in range(len(bodies))]
+
+    def _may_write_here(self, bodies: Sequence[tuple[str, bytes]]) -> bool:
+        """Tell whether bodies are few enough, and the thread has nothing to do."""
+        is_free = not (self._under_way or self._closed) and self._work is None
+        few = is_free and sum(len(body) for _, body in bodies) <= _MOST_HERE
+        return few and self._short.is_welcome
 
     async def _submit(
         self, bodies: Sequence[tuple[str, bytes]], *, new: bool
@@ -111,7 +129,11 @@ class FileWriter:
             await self._work.take_turn(FILES)
             job.left = partial(self._work.end_turn, FILES)
         self._queue.put(job)
-        return await job.done
+        self._under_way += 1
+        try:
+            return await job.done
+        finally:
+            self._under_way -= 1
 
     async def aclose(self) -> None:
         """Write what is queued and end the thread."""
@@ -151,14 +173,16 @@ class FileWriter:
     def _pack(self, bodies: Sequence[tuple[str, bytes]]) -> dict[int, str]:
         """Append bodies to segments, those of a run in one write; return the keys by their place in
         the list. What cannot be appended is missing."""
-        runs: dict[str, list[int]] = {}
+        runs: dict[str, tuple[list[int], list[tuple[str, bytes]]]] = {}
         for place, (key, body) in enumerate(bodies):
-            run = packing_run(key, body)
-            if run is not None:
-                runs.setdefault(run, []).append(place)
+            packing = packing_place(key, body)
+            if packing is not None:
+                run, name = packing
+                places, named = runs.setdefault(run, ([], []))
+                places.append(place)
+                named.append((name, body))
         packed: dict[int, str] = {}
-        for run, places in runs.items():
-            named = [(bodies[place][0].rpartition("/")[2], bodies[place][1]) for place in places]
+        for run, (places, named) in runs.items():
             # Written one by one, each of them meets this error by itself, or none.
             with contextlib.suppress(OSError):
                 packed.update(zip(places, self.segments.append(run, named), strict=True))

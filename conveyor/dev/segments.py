@@ -1,8 +1,8 @@
 """Segment files: small bodies of one run one after the other, many in a file.
 
-A line stands before each body: its name, its number of bytes, and the CRC-32 of both and the body.
-Rows name a body by its place, as `records.packed_bodies` has it. A segment is written by one
-process; the next one begins others.
+A line stands before each body: its name, its number of bytes, and the CRC-32 of both and of the
+body's own CRC-32, which the row has too. Rows name a body by its place, as `records.packed_bodies`
+has it. A segment is written by one process; the next one begins others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from conveyor.records.packed_bodies import FOLDER, PackedBody, place_body
+from conveyor.records.packed_bodies import FOLDER, PackedBody
 
 PACKED_MOST = 256 * 1024
 """Most bytes of a packed body: it is read in one piece, and checked before a byte of it is
@@ -50,12 +50,19 @@ def read_packed(root: str, body: PackedBody) -> bytes | None:
     return body.checked(content)
 
 
-def packing_run(key: str, body: bytes) -> str | None:
+def packing_place(key: str, body: bytes) -> tuple[str, str] | None:
     """Return the prefix of the run whose segments a new body belongs in, without a slash at its
-    end; None if it is to have a file of its own."""
+    end, and its name there; None if it is to have a file of its own."""
     if len(body) > PACKED_MOST or not key.startswith(_RESULTS) or key.count("/") != 5:
         return None
-    return key.rsplit("/", 2)[0]
+    run, _, name = key.rsplit("/", 2)
+    return run, name
+
+
+def _line_checksum(head: bytes, checksum: int) -> int:
+    """Compute the checksum in the line before a body of a checksum, after the `head` of the line.
+    So a body, which may be large, is gone through once."""
+    return crc32(b"%08x" % checksum, crc32(head))
 
 
 @dataclass(slots=True, eq=False)
@@ -79,10 +86,11 @@ class _Segment:
         keys: list[str] = []
         end = self.end
         for name, body in bodies:
+            checksum = crc32(body)
             head = b"%s %d " % (name.encode(), len(body))
-            head += b"%08x\n" % crc32(body, crc32(head))
+            head += b"%08x\n" % _line_checksum(head, checksum)
             end += len(head)
-            keys.append(place_body(self.key, end, body).key)
+            keys.append(PackedBody(self.key, end, len(body), checksum).key)
             parts += (head, body)
             end += len(body)
         data = memoryview(b"".join(parts))
@@ -275,7 +283,7 @@ def _holds_only(path: str, names: Collection[bytes]) -> bool:
             body = file.read(size)
             if len(body) < size:
                 return _HEAD_FOLLOWS.search(body) is None
-            if crc32(body, crc32(head[1])) != int(head[4], 16):
+            if _line_checksum(head[1], crc32(body)) != int(head[4], 16):
                 return False
     return True
 

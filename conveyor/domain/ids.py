@@ -20,7 +20,8 @@ MAX_INDEX = 32**INDEX_LENGTH - 1
 _DIGEST_LENGTH = TASK_ID_LENGTH - INDEX_LENGTH
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _TASK_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
-_VALUES = {letter: value for value, letter in enumerate(ALPHABET)}
+_DIGITS = str.maketrans(ALPHABET, "0123456789abcdefghijklmnopqrstuv")
+"""Crockford's digits to those that `int` reads in base 32."""
 _PAIRS = [high + low for high in ALPHABET for low in ALPHABET]
 
 
@@ -83,7 +84,4 @@ def task_index(text: str) -> int:
     id."""
     if not is_task_id(text):
         raise ValueError("not a task id")
-    index = 0
-    for letter in text[:INDEX_LENGTH]:
-        index = index << 5 | _VALUES[letter]
-    return index
+    return int(text[:INDEX_LENGTH].translate(_DIGITS), 32)

@@ -639,9 +639,7 @@ class Dispatcher:
             if message.is_kept:
                 lane.kept -= 1
             else:
-                if not message.has_slot:
-                    self._planner.take_slot(lane)
-                self._planner.free(lane, 1)
+                self._planner.end(lane, has_slot=message.has_slot)
             if lane.closed:
                 with anyio.CancelScope(shield=True):
                     await self._tidy(lane)

@@ -76,8 +76,9 @@ class Owner:
 class Lane:
     """One queue and its state.
 
-    `owner` is the caller of its run. `busy` counts messages asked for, waiting for a slot or in
-    work; `unsettled` those of them whose call has ended; `admitted` those that hold a permit.
+    `is_control` tells the control lane, which needs no permits. `owner` is the caller of its run.
+    `busy` counts messages asked for, waiting for a slot or in work; `unsettled` those of them whose
+    call has ended; `admitted` those that hold a permit.
     `kept` counts messages in hand beside those: their calls have ended, and their permits are back.
     `buffer` holds messages received beyond the permits, each with the moment it came; `refilling`
     counts those asked for to fill it. `scopes` are the calls under way. `empties` counts empty
@@ -98,6 +99,7 @@ class Lane:
         "dropped",
         "empties",
         "empty_since",
+        "is_control",
         "job_id",
         "kept",
         "limit",
@@ -129,6 +131,7 @@ class Lane:
         owner: Owner | None = None,
     ) -> None:
         self.queue = queue
+        self.is_control = queue == CONTROL_QUEUE
         self.run_id = run_id
         self.job_id = job_id
         self.limit = limit
@@ -166,11 +169,6 @@ class Lane:
     def busy(self, count: int) -> None:
         self.owner.busy += count - self._busy
         self._busy = count
-
-    @property
-    def is_control(self) -> bool:
-        """True for the control lane, which needs no permits."""
-        return self.queue == CONTROL_QUEUE
 
     @property
     def room(self) -> int:

@@ -219,6 +219,14 @@ class Planner:
         self._busy -= 1
         lane.unsettled += 1
 
+    def end(self, lane: Lane, *, has_slot: bool) -> None:
+        """Note that a message is no longer in hand; `has_slot` unless its slot is free already."""
+        if has_slot:
+            self.free(lane, 1)
+        else:
+            lane.busy -= 1
+            lane.unsettled -= 1
+
     def take_slot(self, lane: Lane) -> None:
         """Note that a message in hand, whose slot is free, is to have one again."""
         self._busy += 1

@@ -151,22 +151,19 @@ class DirectGateway:
     async def _fetch(self, request: ScrapeRequest) -> Opened:
         tally = _Tally()
         try:
-            return await self._fetch_counted(request, tally)
+            answer = await self._follow(request, tally)
+            try:
+                if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
+                    pause = max(tally.pause, self._asked(answer))
+                    failed = target_verdict(answer.status, retry_after=pause)
+                    failed.headers = answer.headers
+                    raise failed
+                content = await read_content(answer, request.max_bytes)
+            except BaseException:
+                answer.release()
+                raise
         except ScrapeFailed as failed:
             failed.sent = tally.sent
-            raise
-
-    async def _fetch_counted(self, request: ScrapeRequest, tally: _Tally) -> Opened:
-        answer = await self._follow(request, tally)
-        try:
-            if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
-                pause = max(tally.pause, self._asked(answer))
-                failed = target_verdict(answer.status, retry_after=pause)
-                failed.headers = answer.headers
-                raise failed
-            content = await read_content(answer, request.max_bytes)
-        except BaseException:
-            answer.release()
             raise
         return answer, Success(
             content,
@@ -200,7 +197,7 @@ class DirectGateway:
     async def _send(self, hop: _Hop, timeout: float, tally: _Tally) -> HttpAnswer:
         if timeout <= 0:
             raise target_failure(TransportTrouble.TIMEOUT)
-        host = hop.target.host
+        host, url = hop.target.host, hop.target.url
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
             raise target_failure(TransportTrouble.REFUSED)
         if pause := self._pauses.left(hop.target):
@@ -208,7 +205,7 @@ class DirectGateway:
         try:
             answer = await self._client.send(
                 hop.method,
-                hop.target.url,
+                url,
                 headers=hop.headers,
                 body=hop.body,
                 timeout=timeout,
@@ -218,7 +215,7 @@ class DirectGateway:
             tally.sent += error.sent
             raise of_target(await self._unfetched(error, host), error.trouble) from None
         tally.sent += answer.sent
-        self._streak.heard(host, hop.target.url)
+        self._streak.heard(host, url)
         if answer.status in _ASK_FOR_PAUSES:
             self._pauses.begin(hop.target, self._asked(answer))
             tally.pause = self._pauses.left(hop.target)

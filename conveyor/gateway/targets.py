@@ -122,8 +122,8 @@ def parse_target(url: str) -> Target:
     percent-encoded, because HTTP cannot carry them. No path segment is resolved, no escape
     normalised.
     """
-    is_odd = _UNSENDABLE.search(url) is not None
-    parts = _parts(url)
+    is_odd = _is_odd(url)
+    parts = _parts(url, is_odd)
     if parts is None:
         raise malformed_url()
     authority, path, query = parts
@@ -134,13 +134,18 @@ def parse_target(url: str) -> Target:
 
 def names_user(url: str) -> bool:
     """Return whether a URL has a place for a user or password, even an empty one."""
-    parts = _parts(url)
+    parts = _parts(url, _is_odd(url))
     return parts is not None and "@" in parts[0]
 
 
-def _parts(url: str) -> tuple[str, str, str] | None:
+def _is_odd(url: str) -> bool:
+    """Tell whether a URL has characters that HTTP cannot carry."""
+    return not (url.isascii() and url.isprintable()) or " " in url
+
+
+def _parts(url: str, is_odd: bool) -> tuple[str, str, str] | None:
     """Split a URL as a browser does: scheme with authority, path, query. None for other text."""
-    if _UNSENDABLE.search(url) is not None:
+    if is_odd:
         url = _DROPPED.sub("", url).strip(_CONTROLS_AND_SPACE)
     parts = _PARTS.match(url)
     return None if parts is None else (parts[1], parts[2], parts[3])

@@ -34,9 +34,8 @@ class JobTemplates:
 
     async def get(self, job_id: str) -> JobTemplate | None:
         """Find the template of a job; None where the job is gone. Raises UnsealError."""
-        template = self._kept.get(job_id)
-        if template is not None:
-            return template
+        if job_id in self._kept:
+            return self._kept[job_id]
         job = await self._jobs.find_job(job_id)
         if job is None:
             return None

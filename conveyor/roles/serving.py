@@ -131,8 +131,8 @@ def own_process(
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 50)
     make = asyncio.new_event_loop if own_loop else _new_loop
-    with asyncio.Runner(loop_factory=make) as runner:
-        runner.run(_until_signalled(serve, on_stopping))
+    # By anyio, which then need not find out for each event and checkpoint which library runs it.
+    anyio.run(_until_signalled, serve, on_stopping, backend_options={"loop_factory": make})
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

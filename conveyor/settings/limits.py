@@ -123,6 +123,7 @@ LIMITS: tuple[Setting, ...] = (
         "for the rows of a large, open or heavy job, 1 to 64; 1 keeps every job in one",
         between(1, MOST_SHARDS),
         used_by=SERVERS,
+        production=8,
     ),
     Setting(
         "shard_scheme",

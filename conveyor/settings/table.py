@@ -76,7 +76,7 @@ class Settings:
     idempotency_ttl: float = 86_400.0
     result_url_ttl: float = 7_200.0
     partial_rerun_window_days: int = 10
-    task_shard_count: int = 8
+    task_shard_count: int = 1
     shard_scheme: str = "stripe"
     max_input_rows: int = 100_000
     max_input_bytes: int = 52_428_800

@@ -118,18 +118,19 @@ def read_head(data: bytes, method: str) -> ResponseHead:
     status = int(matched[2])
     fields: dict[bytes, list[_Value]] = {}
     values: list[_Value] | None = None
+    known = _known.get
     for line in lines[1:]:
-        name, value, is_exact = _known.get(line) or _read_field(line)
+        name, value, is_exact = known(line) or _read_field(line)
         if not is_exact:
             is_clean = False
             if not name:
                 values = _fold(line, values)
                 continue
-        values = fields.get(name)
-        if values is None:
-            fields[name] = values = [value]
-        else:
+        if name in fields:
+            values = fields[name]
             values.append(value)
+        else:
+            values = fields[name] = [value]
     framing, length, is_exact = _framing(status, method, fields)
     may_keep = is_clean and is_exact and matched[1] != b"0" and framing is not Framing.CONNECTION
     if may_keep and (connection := fields.get(b"connection")) is not None:

@@ -6,7 +6,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from conveyor.aio.concurrency import first_error, for_each, for_each_collect, unwrap
+from conveyor.aio.concurrency import (
+    SLOW_REST,
+    ShortWork,
+    first_error,
+    for_each,
+    for_each_collect,
+    unwrap,
+)
+from conveyor.testing.clock import FakeClock
 
 
 class Calls:
@@ -104,3 +112,22 @@ def test_the_first_error_of_a_group_is_of_the_preferred_kind_if_it_has_one() -> 
     assert isinstance(first_error(group, prefer=LookupError), KeyError)
     assert isinstance(first_error(group, prefer=OSError), ValueError)
     assert isinstance(first_error(TypeError(), prefer=OSError), TypeError)
+
+
+async def test_after_a_long_piece_of_short_work_there_is_none_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    work = ShortWork(clock)
+    assert work.run(lambda: work.is_welcome)
+
+    def fail() -> None:
+        raise LookupError
+
+    monkeypatch.setattr("conveyor.aio.concurrency.SLOW", -1.0)
+    with pytest.raises(LookupError):
+        work.run(fail)
+    rests = not work.is_welcome
+    await clock.advance(SLOW_REST)
+    assert rests
+    assert work.is_welcome

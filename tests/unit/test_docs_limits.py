@@ -150,7 +150,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
         frames.CHUNK_ROWS,
         frames.CHUNK_BYTES,
     ),
-    "shards of a job": (1, MOST_SHARDS, DEFAULTS.task_shard_count),
+    "shards of a job": (1, MOST_SHARDS, 8, DEFAULTS.task_shard_count),
     "write units of a small job in one shard": (shards.MOST_UNITS_IN_ONE_SHARD,),
     "tasks in one add": (1, DEFAULTS.max_add_tasks),
     "tasks in an open job": (DEFAULTS.max_open_job_tasks,),

@@ -9,6 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -99,6 +100,24 @@ async def test_runs_have_segments_of_their_own(blobs: FileBlobs, tmp_path: Path)
     assert await read(blobs, late) == b"late"
     await blobs.delete_prefix("results/")
     assert list(files_below(tmp_path)) == []
+
+
+async def test_few_bodies_are_stored_without_another_thread(
+    blobs: FileBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        began.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    keys = await put(blobs, SOME)
+    assert began == []
+    keys += await put(blobs, {f"{RUN}00001/{n}.1": bytes(PACKED_MOST) for n in range(5)})
+    assert began == ["file-writer"]
+    assert {len(body or b"") for body in await read_all(blobs, keys[-5:])} == {PACKED_MOST}
 
 
 async def test_a_large_body_has_a_file_of_its_own(blobs: FileBlobs, tmp_path: Path) -> None:

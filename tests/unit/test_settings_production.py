@@ -47,7 +47,8 @@ def test_the_roles_have_defaults_of_their_own() -> None:
     development, production = load({}), load({}, production=True)
     apart = {row.name for row in SETTINGS if row.production is not None}
 
-    assert apart == {"host", "log_format", "shutdown_grace", "dashboard"}
+    assert apart == {"host", "log_format", "shutdown_grace", "dashboard", "task_shard_count"}
+    assert (development.task_shard_count, production.task_shard_count) == (1, 8)
     assert (development.dashboard, production.dashboard) == (True, False)
     assert (production.host, production.log_format, production.shutdown_grace) == (
         "0.0.0.0",

@@ -322,6 +322,9 @@ def move_tasks(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim 
 
 
 def _stretches(moves: list[Move]) -> Iterator[list[Move]]:
+    if len(moves) <= MOST_ROWS and len({(one.run_id, one.task_id) for one in moves}) == len(moves):
+        yield moves
+        return
     stretch: list[Move] = []
     seen: set[tuple[str, str]] = set()
     for move in moves:

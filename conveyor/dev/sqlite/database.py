@@ -2,7 +2,8 @@
 
 An operation is a function of the connection. The writer commits whatever is queued as one group.
 Operations that can share statements are queued as items of a batch handler instead; neighbours with
-the same handler become one call of it. Each connection has a thread of its own.
+the same handler become one call of it. Each connection has a thread of its own; a short batch is
+written on the loop's thread where nothing else is under way.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from typing import Any, TypeVar
 import aiosqlite
 import msgspec
 
+from conveyor.aio.concurrency import ShortWork
+from conveyor.clock import SystemClock
 from conveyor.dev.sqlite.schema import check_version
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.shards import fnv32a
@@ -62,6 +65,10 @@ class Connection(aiosqlite.Connection):
         result: T = await self._execute(function, self._conn)  # type: ignore[no-untyped-call]
         return result
 
+    def run_here(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the caller's thread, while nothing runs on that of the connection."""
+        return function(self._conn)
+
     def join(self) -> None:
         """Wait for the thread of a connection that could not be opened. It is about to end, and
         would otherwise call an event loop that may be closed by then."""
@@ -81,12 +88,12 @@ async def open_writer(
         check_version(connection, may_be_new=may_be_new)
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}").fetchone()
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT}").fetchone()
         connection.execute(f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}")
         connection.create_function("fnv32a", 1, fnv32a, deterministic=True)
         prepare(connection)
-        connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT / _SLICES * 1_000:.0f}")
+        # Such waits are for the thread of the connection alone.
+        _set_waits(connection, busy=0.0, checkpoint=0)
 
     return await _open(path, set_up)
 
@@ -108,6 +115,7 @@ async def _open(path: Path, set_up: Callable[[sqlite3.Connection], None]) -> Con
         timeout=_BUSY_TIMEOUT,
         isolation_level=None,
         cached_statements=_CACHED_STATEMENTS,
+        check_same_thread=False,  # see `run_here`
     )
     connection = Connection(connect)
     try:
@@ -216,6 +224,10 @@ Batch = Callable[[sqlite3.Connection, list[Any]], list[Any]]
 OPERATIONS = "operations of the database"
 _MOST_WRITES = 1_000
 _MOST_READS = 8
+_MOST_HERE = 64
+"""Items of a batch that is written on the loop's thread."""
+_HERE_IN_A_ROW = 128
+"""Batches on the loop's thread after which one goes to the writer's, for the checkpoint."""
 
 
 @dataclass(slots=True, eq=False)
@@ -296,9 +308,7 @@ class Database:
         self.rows_returned = 0
         self.file = DatabaseFile(path)
         self._connections = [*readers, writer]
-        self._writes = _Lane(
-            [writer], _commit, self.file, most=_MOST_WRITES, after=after_writes, work=work
-        )
+        self._writes = _WriteLane(writer, self.file, after=after_writes, work=work)
         self._reads = _Lane(readers, _read, self.file, most=_MOST_READS, work=work)
 
     async def write(self, operation: Operation[T]) -> T:
@@ -428,7 +438,9 @@ class _Lane:
 
     async def _serve(self, connection: Connection) -> None:
         group = self._take()
-        results = await self._run(connection, group)
+        self._done(group, await self._run(connection, group))
+
+    def _done(self, group: list[_Queued], results: list[Any]) -> None:
         self.groups += 1
         self.operations += sum(len(queued.items) for queued in group)
         _deliver(group, results)
@@ -439,7 +451,7 @@ class _Lane:
         while True:
             attempts += 1
             try:
-                results = await connection.run(partial(self._guarded, group))
+                results = await connection.run(partial(self._guarded, self._execute, group))
             except Exception as error:
                 busy = is_busy(error)
                 if busy and not self._locked:
@@ -456,10 +468,12 @@ class _Lane:
                 _log.info("conveyor.db is free again")
             return results
 
-    def _guarded(self, group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
+    def _guarded(
+        self, execute: _Execute, group: list[_Queued], connection: sqlite3.Connection
+    ) -> list[Any]:
         if not self._file.is_there():
             raise ConveyorError(ErrorCode.UNAVAILABLE, "the data directory was removed or replaced")
-        return self._execute(group, connection)
+        return execute(group, connection)
 
     def hurry(self) -> None:
         self._hurries = True
@@ -470,6 +484,58 @@ class _Lane:
             self._queued.clear()
             return group
         return [self._queued.popleft() for _ in range(self._most)]
+
+
+class _WriteLane(_Lane):
+    """The lane of the connection that writes.
+
+    A short batch is written before `submit` returns, where the connection is free. The others go to
+    its thread, and so does a batch that meets a lock of another program.
+    """
+
+    def __init__(
+        self,
+        writer: Connection,
+        file: DatabaseFile,
+        *,
+        after: Callable[[], None],
+        work: OpenWork | None,
+    ) -> None:
+        super().__init__(
+            [writer], _commit_patiently, file, most=_MOST_WRITES, after=after, work=work
+        )
+        self._writer = writer
+        self._short = ShortWork(SystemClock())
+        self._here_in_a_row = 0
+
+    def submit(self, batch: Batch | None, items: Sequence[object]) -> asyncio.Future[Any]:
+        if batch is not None and 1 < len(items) <= _MOST_HERE and self._may_write_here():
+            queued = _Queued(batch, items, self._loop.create_future())
+            if self._write_here(queued):
+                return queued.future
+        return super().submit(batch, items)
+
+    def _may_write_here(self) -> bool:
+        is_free = bool(self._idle) and not self._queued and self._work is None
+        return is_free and self._here_in_a_row < _HERE_IN_A_ROW and self._short.is_welcome
+
+    def _write_here(self, queued: _Queued) -> bool:
+        """Write a batch on the loop's thread; return False, with nothing written, if another
+        program has locked the file."""
+        write = partial(self._guarded, _commit, [queued])
+        try:
+            results = self._short.run(partial(self._writer.run_here, write))
+        except Exception as error:
+            if is_busy(error):
+                return False
+            results = [_Raised(translated(error))]
+        self._here_in_a_row += 1
+        self._done([queued], results)
+        return True
+
+    async def _serve(self, connection: Connection) -> None:
+        await super()._serve(connection)
+        self._here_in_a_row = 0
 
 
 def _deliver(group: list[_Queued], results: list[Any]) -> None:
@@ -493,6 +559,24 @@ def _read(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
                 return results + [raised] * (len(group) - len(results))
             results.append(raised)
     return results
+
+
+def _commit_patiently(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
+    """Commit on the thread of the connection, which may wait."""
+    _set_waits(connection, busy=_BUSY_TIMEOUT / _SLICES, checkpoint=_CHECKPOINT_PAGES)
+    try:
+        return _commit(group, connection)
+    finally:
+        _set_waits(connection, busy=0.0, checkpoint=0)
+
+
+def _set_waits(connection: sqlite3.Connection, *, busy: float, checkpoint: int) -> None:
+    """Set the seconds for which a lock is waited for, and the pages of the log from which a commit
+    makes a checkpoint, which flushes; 0 means never."""
+    # Not by `execute`: a statement that is kept sets nothing when it is used again.
+    connection.executescript(
+        f"PRAGMA busy_timeout = {busy * 1_000:.0f}; PRAGMA wal_autocheckpoint = {checkpoint};"
+    )
 
 
 def _commit(group: list[_Queued], connection: sqlite3.Connection) -> list[Any]:
