@@ -6,6 +6,7 @@ a moment, and they are written one after the other under one key. Rows name them
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from cachetools import LRUCache
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.resilience import CircuitBreaker
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.blobs import BlobWriter, BodyRefused
+from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Observer
 from conveyor.records.packed_bodies import (
@@ -42,6 +43,9 @@ TRIAL_PAUSE = 0.5
 _REMEMBERED = 4_096
 """Packs of which it is known which of their bodies a row may name. One that is forgotten stays
 until its run is deleted."""
+
+
+_log = logging.getLogger("conveyor.tasks")
 
 
 class _Pack:
@@ -228,14 +232,48 @@ class BodyPacks:
         await put_until(over, partial(self._blobs.put, key, content))
 
 
+class StoppableWrites(BlobWriter):
+    """Writes bodies, and bounds the writes of those that are in hand once the worker stops: each
+    gets LAST_PATIENCE from then on. One that is under way then begins again."""
+
+    def __init__(self, blobs: BlobWriter, clock: Clock) -> None:
+        self._blobs = blobs
+        self._clock = clock
+        self._under_way: set[anyio.CancelScope] = set()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Bound all writes from now on."""
+        self._is_stopping = True
+        for scope in self._under_way:
+            scope.cancel()
+
+    async def put(self, key: str, content: Content) -> int:
+        if not isinstance(content, bytes):
+            return await self._blobs.put(key, content)
+        if not self._is_stopping:
+            with anyio.CancelScope() as scope:
+                self._under_way.add(scope)
+                try:
+                    return await self._blobs.put(key, content)
+                finally:
+                    self._under_way.discard(scope)
+        over = partial(self._clock.sleep, LAST_PATIENCE)
+        return await put_until(over, partial(self._blobs.put, key, content))
+
+    async def delete(self, key: str) -> None:
+        await self._blobs.delete(key)
+
+
 async def put_until(over: Callable[[], Awaitable[None]], put: Callable[[], Awaitable[int]]) -> int:
     """Write an object, and give it up once `over` returns; return its size.
 
     Raises what `put` raises; ConveyorError(unavailable) if it was given up.
     """
-    failure: Exception = ConveyorError(
+    gave_up = ConveyorError(
         ErrorCode.UNAVAILABLE, "the store did not answer before the worker stopped"
     )
+    failure: Exception = gave_up
     size: int | None = None
     async with anyio.create_task_group() as group:
 
@@ -250,5 +288,7 @@ async def put_until(over: Callable[[], Awaitable[None]], put: Callable[[], Await
             failure = error
         group.cancel_scope.cancel()
     if size is None:
+        if failure is gave_up:
+            _log.warning("a body was not stored before the stop: its call is made again")
         raise failure
     return size

@@ -26,7 +26,7 @@ from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
 from conveyor.domain.text_rules import logged_url, shorten
 from conveyor.domain.urls import host_of
-from conveyor.handlers.packs import LAST_PATIENCE, BodyPacks, put_until
+from conveyor.handlers.packs import BodyPacks, StoppableWrites
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
@@ -182,7 +182,7 @@ class TaskHandler(StagedHandler):
     ) -> None:
         self._tasks = ports.tasks
         self._runs = ports.runs
-        self._blobs = ports.blobs
+        self._blobs = StoppableWrites(ports.blobs, clock)
         self._queues = ports.queues
         self._signals = ports.signals
         self._gateway = ports.gateway
@@ -198,8 +198,6 @@ class TaskHandler(StagedHandler):
         self._claims: dict[tuple[str, str], _HeldClaim] = {}
         self._not_undone: list[ClaimedTask] = []
         self._has_suspect = False
-        self._stopped = False
-        self._puts: set[anyio.CancelScope] = set()
         self._calls = 0
         self._outages = ports.outages or Outages(clock)
         self._breaker = CircuitBreaker(clock, dependency="the result store")
@@ -219,12 +217,9 @@ class TaskHandler(StagedHandler):
         return self._packs is not None
 
     def hurry(self) -> None:
-        self._stopped = True
+        self._blobs.stop()
         if self._packs is not None:
             self._packs.stop()
-        for put in self._puts:
-            # It begins again, for as long as the stop leaves it.
-            put.cancel()
 
     async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
         """Work the task that a message names, if it can be claimed and its body stored.
@@ -354,13 +349,8 @@ class TaskHandler(StagedHandler):
             return held
         if isinstance(claim, ClaimedElsewhere):
             later = claim.is_due_later
-            hide_for = (claim.until - request.now) / 1_000
-            if claim.end:
-                # A clock was set back. The longer it stays so, the less often it is asked for.
-                longest = (claim.end - request.now) / 1_000
-                hide_for = min(max(hide_for, HIDING.delay(delivery.receive_count)), longest)
             return Outcome(
-                hide_for=max(0.0, hide_for),
+                hide_for=claim.hide_for(request.now, HIDING.delay(delivery.receive_count)),
                 waiting=WaitReason.BACKOFF if later else None,
                 is_claimed=not later,
             )
@@ -646,10 +636,7 @@ class TaskHandler(StagedHandler):
     async def _put(self, held: ClaimedTask, content: Content) -> int:
         """Store a body; return its size. Raises ScrapeFailed, ResultLost."""
         try:
-            if isinstance(content, bytes):
-                size = await self._put_whole(held.blob_key, content)
-            else:
-                size = await self._blobs.put(held.blob_key, content)
+            size = await self._blobs.put(held.blob_key, content)
         except ConveyorError as error:
             meaning = self._unkept(error)
             if isinstance(meaning, ResultLost):
@@ -658,18 +645,6 @@ class TaskHandler(StagedHandler):
         held.stored = True
         self._breaker.succeeded()
         return size
-
-    async def _put_whole(self, key: str, body: bytes) -> int:
-        """Store a body that is in hand, after a stop within LAST_PATIENCE."""
-        if not self._stopped:
-            with anyio.CancelScope() as put:
-                self._puts.add(put)
-                try:
-                    return await self._blobs.put(key, body)
-                finally:
-                    self._puts.discard(put)
-        over = partial(self._clock.sleep, LAST_PATIENCE)
-        return await put_until(over, partial(self._blobs.put, key, body))
 
     async def _pack(self, held: ClaimedTask, body: bytes, packs: BodyPacks) -> None:
         """Store a body with others of its run. Raises ScrapeFailed, ResultLost."""
@@ -749,11 +724,6 @@ class TaskHandler(StagedHandler):
                 held.error = error
         lost = [held for held in tasks if held.error is not None]
         if lost:
-            if self._stopped:
-                _log.warning(
-                    "the worker stops, and an answer was not kept in time: its call is made again",
-                    extra={"tasks": len(lost)},
-                )
             await self.undo(lost)
         return [held.error or outcomes[held] for held in tasks]
 

@@ -34,6 +34,14 @@ class ClaimedElsewhere(msgspec.Struct, frozen=True):
     is_due_later: bool = False
     end: int = 0
 
+    def hide_for(self, now: int, patience: float) -> float:
+        """Return for how many seconds from `now` on to hide the message: where a clock was set back
+        for `patience` at least, which grows with the looks that were in vain."""
+        seconds = (self.until - now) / 1_000
+        if self.end:
+            seconds = min(max(seconds, patience), (self.end - now) / 1_000)
+        return max(0.0, seconds)
+
 
 class NotClaimable(msgspec.Struct, frozen=True):
     """A task that is terminal or gone, or whose run is not live: its message is to be acknowledged.

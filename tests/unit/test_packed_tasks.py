@@ -244,7 +244,8 @@ async def test_a_store_that_hangs_holds_a_worker_that_stops_for_ten_seconds(
     assert given_up == {LAST_PATIENCE, LAST_PATIENCE + 1}
     tasks = await api.tasks_of(bench.run_id)
     assert {(task.status.value, task.attempts) for task in tasks} == {("pending", 0)}
-    assert sum("its call is made again" in line for line in caplog.messages) == 3
+    objects = 2 if packs else 3
+    assert sum("its call is made again" in line for line in caplog.messages) == objects
 
 
 async def test_a_body_on_its_way_at_a_stop_is_stored(api: Api) -> None:
