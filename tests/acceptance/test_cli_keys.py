@@ -291,6 +291,12 @@ def test_the_lines_to_try_submit_a_job_and_follow_it(screen: Screen) -> None:
     screen.until(r'"accepted_tasks":3')
     screen.type(f"{follow.replace('conveyor', shlex.join(CLIENT))}\n")
     screen.until("3 of 3|3 tasks")
+    # The end of its terminal does not end what is in the background.
+    screen.type("\nfg\n")
+    screen.until(r"fg\r\n")
+    _eventually_pressed(screen)
+    screen.type("q")
+    screen.until(r"stopping\r\n\$ ")
 
 
 def test_open_opens_the_dashboard(screen: Screen) -> None:
