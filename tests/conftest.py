@@ -1,5 +1,5 @@
-"""Runs tests in two processes side by side, as `./scripts/test` does: groups them, and reports on
-both at the end.
+"""Runs tests in several processes side by side, as `./scripts/test` does: groups them, and reports
+on all at the end.
 
 Each process has emulators of its own, and at most one shared fleet. So no test affects another
 one's services.
@@ -66,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Of two processes, tell the one that reports which services this one could not have."""
+    """Tell the process that reports which services this one could not have."""
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_MISSING] = list(emulators.missing)
@@ -109,7 +109,7 @@ def unforeseen() -> Iterator[list[logging.LogRecord]]:
 def _kept_together(test_id: str) -> str:
     module = test_id.partition("::")[0]
     if module.startswith("tests/simulation/"):
-        # They share nothing. One module of them takes minutes, in which the other process idles.
+        # They share nothing. One module of them takes minutes, in which the others idle.
         return test_id
     # Else the first module with tests over a fleet would start one long before the last.
     return f"{module} over a fleet" if "[fleet" in test_id else module
