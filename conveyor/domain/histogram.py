@@ -39,7 +39,8 @@ class Histogram:
     def observe(self, seconds: float, *labels: str, traceparent: str = "") -> None:
         """Count one duration; a clock that was set back makes none negative. The W3C `traceparent`
         names its trace, if it has one."""
-        seconds = max(0.0, seconds)
+        if seconds < 0:
+            seconds = 0.0
         buckets = self._buckets.get(labels)
         if buckets is None:
             buckets = self._buckets[labels] = Buckets([0] * (len(self.bounds) + 1))

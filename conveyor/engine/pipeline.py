@@ -152,7 +152,8 @@ class Finisher:
             self._group.start_soon(self._take, [message])
         else:
             self._waiting.append(message)
-            self._some.set()
+            if len(self._waiting) == 1:
+                self._some.set()
 
     async def _take_waiting(self) -> None:
         while self._waiting:

@@ -256,7 +256,8 @@ async def read_content(answer: HttpAnswer, max_bytes: int) -> Content:
     A body of at most SMALL bytes is returned whole and has been checked; a larger one is returned
     as an iterator. Raises ScrapeFailed, as does the iterator.
     """
-    codings = known_codings(answer.headers.getall("Content-Encoding", []))
+    listed = answer.headers.getall("Content-Encoding", [])
+    codings = known_codings(listed) if listed else []
     length = answer.length
     if not codings and length is not None:
         if length > max_bytes:

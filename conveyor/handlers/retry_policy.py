@@ -18,7 +18,7 @@ from conveyor.domain.model import (
 from conveyor.domain.task_rules import Deferred, Failed, Retry
 from conveyor.ports.blobs import BodyRefused, NoRoom
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Postponed, ScrapeFailed
+from conveyor.ports.gateway import Postponed, ScrapeFailed, Success
 
 RECORDED = 32
 """Receives of a task whose refusals for load go into its history: a refusal that lasts for a day
@@ -153,22 +153,15 @@ def unreadable_key() -> ScrapeFailed:
 
 
 def attempt_event(
-    task: Task, *, started_at: int, ended_at: int, failure: ScrapeFailed | None = None
+    task: Task, ended: Success | ScrapeFailed, *, started_at: int, ended_at: int
 ) -> Event:
     """Return the event that an attempt leaves in its task's history."""
-    if failure is None:
-        return Event(
-            kind=EventKind.ATTEMPT,
-            attempt=task.attempts + 1,
-            started_at=started_at,
-            ended_at=ended_at,
-        )
     return Event(
         kind=EventKind.ATTEMPT,
         attempt=task.attempts + 1,
         started_at=started_at,
         ended_at=ended_at,
-        error=failure.problem,
-        spend=failure.spend,
-        sent=failure.sent,
+        error=ended.problem if isinstance(ended, ScrapeFailed) else None,
+        spend=ended.spend,
+        sent=ended.sent,
     )

@@ -43,6 +43,7 @@ from conveyor.ports.gateway import (
     ScrapeFailed,
     ScrapeRequest,
     Shared,
+    Success,
 )
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
@@ -555,14 +556,11 @@ class TaskHandler(StagedHandler):
             content_type=success.content_type,
             format=implied_format(params) if task.spec.params else job.format,
         )
-        return Succeeded(
-            msgspec.structs.replace(self._event(held), spend=success.spend, sent=success.sent),
-            result,
-        )
+        return Succeeded(self._event(held, success), result)
 
-    def _event(self, held: ClaimedTask, failure: ScrapeFailed | None = None) -> Event:
+    def _event(self, held: ClaimedTask, ended: Success | ScrapeFailed) -> Event:
         now = self._clock.now()
-        return attempt_event(held.task, started_at=held.started_at, ended_at=now, failure=failure)
+        return attempt_event(held.task, ended, started_at=held.started_at, ended_at=now)
 
     def _broken_off(self, held: ClaimedTask, error: Exception) -> ScrapeFailed:
         """Return the failure of a call that an error of our own ended: no answer, and no fault of

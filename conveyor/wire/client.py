@@ -21,7 +21,7 @@ FRESH_SECONDS = 1.0
 """A request that may not be repeated uses a kept connection only if it was idle for less."""
 
 APART = 65_536
-"""Bytes of a body above which it is not copied behind its head."""
+"""Bytes of a body above which it is not copied behind its head, but sent after it."""
 
 
 class Answer(AsyncIterator[bytes]):
@@ -140,9 +140,13 @@ class HttpClient:
         second. Raises TransportError, and nothing else, whatever the URL.
         """
         origin, target = split_url(url)
-        request, apart = _written(method, target, origin, headers, body)
+        apart = body if body is not None and len(body) > APART else b""
+        request = write_request(
+            method, target, origin.authority, headers, body, head_only=bool(apart)
+        )
         opened = self._opened or self._open()
         deadline = opened.loop.time() + timeout
+        first_byte = self._options.first_byte
         idle_for = KEEP_ALIVE if repeatable else FRESH_SECONDS
         connection = opened.pool.take(origin, idle_for=idle_for)
         sent = 0
@@ -154,8 +158,9 @@ class HttpClient:
                 raise TransportError(connection.error.trouble, sent=sent)
             is_kept = connection.idle_since is not None
             sent += 1
+            answer_by = None if first_byte is None else opened.loop.time() + first_byte
             awaited = connection.begin(
-                request, method, deadline=deadline, answer_by=self._answer_by(opened), body=apart
+                request, method, deadline=deadline, answer_by=answer_by, body=apart
             )
             try:
                 reader = await awaited
@@ -172,11 +177,6 @@ class HttpClient:
                 if not _brought_all(awaited):
                     connection.abort()
                 raise
-
-    def _answer_by(self, opened: _Opened) -> float | None:
-        """Return the instant by which a request sent now must have the first byte of its answer."""
-        first_byte = self._options.first_byte
-        return None if first_byte is None else opened.loop.time() + first_byte
 
     async def reach(self, url: str) -> None:
         """Look the origin of a URL up afresh, make a connection to it and close it. Raises
@@ -243,15 +243,6 @@ class HttpClient:
         )
         self._opened = opened
         return opened
-
-
-def _written(
-    method: str, target: str, origin: Origin, headers: Mapping[str, str], body: bytes | None
-) -> tuple[bytes, bytes]:
-    """Write a request; return it, and the body where that is long enough to go behind it."""
-    apart = body if body is not None and len(body) > APART else b""
-    written = write_request(method, target, origin.authority, headers, body, head_only=bool(apart))
-    return written, apart
 
 
 def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:

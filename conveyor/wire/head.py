@@ -133,7 +133,8 @@ def read_head(data: bytes, method: str) -> ResponseHead:
             values = fields[name] = [value]
     framing, length, is_exact = _framing(status, method, fields)
     may_keep = is_clean and is_exact and matched[1] != b"0" and framing is not Framing.CONNECTION
-    if may_keep and (connection := fields.get(b"connection")) is not None:
+    connection = fields.get(b"connection") if may_keep else None
+    if connection is not None and connection != [b"keep-alive"]:
         may_keep = b"close" not in _elements(connection)
     if method == "CONNECT" and framing is Framing.NO_BODY:
         may_keep = True  # a tunnel, of whatever version the proxy speaks

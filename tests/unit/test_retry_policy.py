@@ -55,7 +55,7 @@ def judge(
     clock: FakeClock, failure: ScrapeFailed, *, attempts: int = 0, receives: int = 1
 ) -> Failed | Retry | Deferred:
     task = make_task(clock, attempts=attempts)
-    event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
+    event = attempt_event(task, failure, started_at=clock.now(), ended_at=clock.now())
     rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
     return rules.decide(failure, task, make_job(), event=event, receives=receives)
 
@@ -181,7 +181,7 @@ async def test_a_postponed_call_is_put_off_until_the_deadline(waiting: WaitReaso
 
     def verdict(receives: int = 99) -> Failed | Retry | Deferred:
         now = clock.now()
-        event = attempt_event(task, started_at=now, ended_at=now, failure=failure)
+        event = attempt_event(task, failure, started_at=now, ended_at=now)
         return rules.decide(failure, task, make_job(), event=event, receives=receives)
 
     await clock.advance(90)
@@ -208,7 +208,7 @@ async def test_an_attempt_that_was_answered_ends_the_wait() -> None:
     task = make_task(clock, waiting_since=clock.now())
     await clock.advance(90)
     failure = ScrapeFailed(PROBLEM, TaskFailure.TIMEOUT, retryable=True)
-    event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
+    event = attempt_event(task, failure, started_at=clock.now(), ended_at=clock.now())
     rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
     verdict = rules.decide(failure, task, make_job(), event=event, receives=2)
     assert isinstance(verdict, Retry)
@@ -224,7 +224,7 @@ async def test_an_outage_counts_from_its_begin_and_not_from_before_its_task() ->
     task = make_task(clock)
 
     def verdict() -> Failed | Retry | Deferred:
-        event = attempt_event(task, started_at=clock.now(), ended_at=clock.now(), failure=failure)
+        event = attempt_event(task, failure, started_at=clock.now(), ended_at=clock.now())
         return rules.decide(failure, task, make_job(), event=event, receives=1)
 
     await clock.advance(59)

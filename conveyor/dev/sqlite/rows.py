@@ -185,6 +185,8 @@ class KeyRange:
 
     def key(self, task_id: str, index: int) -> int:
         """Compute the key of a task."""
+        if self.shards.count == 1:
+            return self.run_no << INDEX_BITS | index
         return self.run_no + self.shards.of(task_id, index) << INDEX_BITS | index
 
     def of_shard(self, shard: int, after: int = -1) -> tuple[int, int]:
