@@ -522,6 +522,7 @@ class TaskHandler(StagedHandler):
             params=params,
             timeout=self._options.gateway_timeout,
             max_bytes=self._options.max_result_bytes,
+            has_waited=task.waiting_since > 0,
         )
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days

@@ -22,7 +22,8 @@ from conveyor.ports.blobs import Content
 class ScrapeRequest(msgspec.Struct, frozen=True):
     """One call to make: the URL, merged params (a task's override its job's), key and bounds.
 
-    `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body.
+    `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body. `has_waited`:
+    the call was put off since the last attempt, and no limit on its host puts it off again.
     """
 
     url: str
@@ -32,6 +33,7 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     params: dict[str, str] = {}
     timeout: float = 180.0
     max_bytes: int = 52_428_800
+    has_waited: bool = False
 
 
 class Success(msgspec.Struct, frozen=True):
