@@ -29,24 +29,22 @@ _NAME = re.compile(rf"[a-z2-7]{{{ID_LENGTH}}}|{OTHER_GROUP}")
 _URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _OPENING_QUOTE = re.compile("[\"'`“‘]")
 _QUOTED = re.compile(r'"[^"]*"|\'[^\']*\'|`[^`]*`|“[^”]*”|‘[^’]*’')
-_ID = re.compile(r"\b(?=[\w-]{8})(?=\w*\d)(?=\w*[A-Za-z])[\w-]{8,}\b")
+_LONG_WORD = re.compile(r"[^ ]{8}")
+_ID = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{8,}\b")
 _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
 _REMEMBERED = 4_096
-"""Failures, and kinds of them, whose group is not computed again."""
+"""Kinds whose id is not computed again."""
 
 
 class FailureKind(msgspec.Struct, frozen=True):
-    """The common part of the failures of a group; `detail` is without what varies."""
+    """The common part of the failures of a group, and the group's id: ID_LENGTH letters and digits
+    of a digest of the rest. `detail` is without what varies."""
 
     reason: TaskFailure
     code: str
     status: int
     detail: str
-
-    @property
-    def group_id(self) -> str:
-        """Compute the id of the group: ID_LENGTH letters and digits of a digest."""
-        return _group_id(self)
+    group_id: str
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,27 +88,24 @@ def group_filter(wanted: frozenset[str], kept: Sequence[str]) -> GroupFilter:
 
 def failure_kind(failure: TaskFailure, problem: Problem) -> FailureKind:
     """Take what varies from task to task out of a failure: numbers, ids, quotes and URLs."""
-    return _kind(failure, problem.code, problem.status, problem.detail or problem.title)
-
-
-@lru_cache(_REMEMBERED)
-def _kind(failure: TaskFailure, code: str, status: int, text: str) -> FailureKind:
+    text = problem.detail or problem.title
     # This costs every failed task: a pattern replaces only where a quicker look finds something.
     if "://" in text:
         text = _URL.sub("URL", text)
     if _OPENING_QUOTE.search(text):
         text = _QUOTED.sub("TEXT", text)
-    if _ID.search(text):
+    if _LONG_WORD.search(text):
         text = _ID.sub("ID", text)
     text = _NUMBER.sub("N", text)
-    return FailureKind(failure, code, status, " ".join(text.split())[:LONGEST_DETAIL])
+    return _kind(failure, problem.code, problem.status, " ".join(text.split())[:LONGEST_DETAIL])
 
 
 @lru_cache(_REMEMBERED)
-def _group_id(kind: FailureKind) -> str:
-    text = "\0".join((kind.reason, kind.code, str(kind.status), kind.detail))
+def _kind(failure: TaskFailure, code: str, status: int, detail: str) -> FailureKind:
+    text = "\0".join((failure, code, str(status), detail))
     digest = hashlib.sha256(text.encode()).digest()
-    return base64.b32encode(digest)[:ID_LENGTH].decode().lower()
+    group_id = base64.b32encode(digest)[:ID_LENGTH].decode().lower()
+    return FailureKind(failure, code, status, detail, group_id)
 
 
 def is_group_id(text: str) -> bool:

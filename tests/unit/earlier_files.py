@@ -18,6 +18,8 @@ BEFORE_WEBHOOKS = 5
 """The version of the schema whose notices are for callbacks alone."""
 BEFORE_GROUPS = 7
 """The version of the schema whose failed rows are in no group."""
+BEFORE_GROUPS_IN_TASKS = 10
+"""The version of the schema that keeps the group of a failed task with its history."""
 _JOB = """
     INSERT INTO jobs (job_id, caller, status, created_at, updated_at, params, format, max_inflight,
         priority, max_attempts, result_ttl_days, task_shard_count, shard_scheme, sealed_key,

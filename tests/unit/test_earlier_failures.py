@@ -13,11 +13,16 @@ from conveyor.dev.sqlite import SqliteStore, open_store
 from conveyor.dev.sqlite.schema import GROUPS_AND_SHAPES
 from conveyor.domain import ids
 from conveyor.domain.failure_groups import OTHER_GROUP, group_filter
-from conveyor.domain.model import Format, RunStatus, StoredBody, TaskFailure
+from conveyor.domain.model import Format, GroupFilter, RunStatus, StoredBody, TaskFailure
 from conveyor.domain.result_shape import SIZE_CLASSES, ResultShape
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import CALLER, PROBLEM, F, P, World
-from tests.unit.earlier_files import BEFORE_GROUPS, EarlierFile, write_earlier_file
+from tests.unit.earlier_files import (
+    BEFORE_GROUPS,
+    BEFORE_GROUPS_IN_TASKS,
+    EarlierFile,
+    write_earlier_file,
+)
 
 BODY = StoredBody("key", 5, "text/html; charset=x", Format.HTML)
 SHAPE = ResultShape((0, 1, *[0] * (SIZE_CLASSES - 2)), {"text/html": 1})
@@ -147,3 +152,31 @@ async def test_a_rerun_under_way_counts_what_an_earlier_version_has_copied(
     await ingestion.copy_rows(run_id, first_index=2, end_index=5, now=world.now)
     await ingestion.finish_ingest(run_id, now=world.now)
     assert (await world.run(job_id)).stats.inherited == 3
+
+
+async def test_the_group_of_a_failed_task_is_kept(tmp_path: Path) -> None:
+    clock, path, runs = FakeClock(), tmp_path / "conveyor.db", list[str]()
+    group_id = "abcdefghijkl"
+
+    def fill(file: EarlierFile) -> None:
+        runs.append(file.submit(4))
+        for index in (0, 2):
+            file.fail(runs[0], index, PROBLEM, TaskFailure.TIMEOUT)
+        file.connection.execute(
+            "UPDATE histories SET failure_group = ? WHERE task_key & 3 = 2", (group_id,)
+        )
+
+    write_earlier_file(path, clock, version=BEFORE_GROUPS_IN_TASKS, fill=fill)
+    store = await open_store(path, now=clock.now())
+    rows = await World(store, clock).rows(runs[0])
+    page = await store.tasks.page_tasks(
+        runs[0],
+        statuses=frozenset({F}),
+        after=None,
+        limit=10,
+        groups=GroupFilter(frozenset({group_id})),
+    )
+    await store.aclose()
+
+    assert [row.failure_group for row in rows] == [None, None, group_id, None]
+    assert [task.index for task in page.tasks] == [2]

@@ -153,7 +153,7 @@ async def test_groups_go_with_their_run(store: SqliteStore, world: World) -> Non
     assert [len(await rows_of(store, table)) for table in TABLES] == [1, 1]
 
 
-async def test_a_page_of_a_group_is_found_in_the_index_of_failed_rows(
+async def test_a_page_of_a_group_is_found_in_the_index_of_states(
     store: SqliteStore, world: World
 ) -> None:
     def explain(reader: sqlite3.Connection) -> list[str]:
@@ -161,7 +161,7 @@ async def test_a_page_of_a_group_is_found_in_the_index_of_failed_rows(
         return [row[3] for row in plan]
 
     assert (
-        "SEARCH histories USING COVERING INDEX histories_of_groups (task_key>? AND task_key<?)"
+        "SEARCH tasks USING COVERING INDEX tasks_by_state (state=? AND task_key>? AND task_key<?)"
         in await store.database.read(explain)
     )
     _, run_id = await failed_run(world, [0, 1, 1, 1, 0])

@@ -200,10 +200,11 @@ _UPDATE = RowsStatement(
     """
     WITH written AS ({rows})
     UPDATE tasks SET state = column2, updated_at = column3, attempts = column4,
-        interruptions = column5, claim_number = column6, not_before = column7
+        interruptions = column5, claim_number = column6, not_before = column7,
+        failure_group = column8
     FROM written WHERE tasks.task_key = written.column1
     """,
-    width=7,
+    width=8,
 )
 _WAIT = RowsStatement(
     """
@@ -216,13 +217,12 @@ _WAIT = RowsStatement(
 """Apart from _UPDATE, so that rows without a wait cost no more."""
 _RECORD = RowsStatement(
     """
-    INSERT INTO histories (task_key, events, result, error, failure, failure_group)
+    INSERT INTO histories (task_key, events, result, error, failure)
     SELECT * FROM ({rows}) WHERE column1 IS NOT NULL
     ON CONFLICT (task_key) DO UPDATE SET events = events || ',' || excluded.events,
-        result = excluded.result, error = excluded.error, failure = excluded.failure,
-        failure_group = excluded.failure_group
+        result = excluded.result, error = excluded.error, failure = excluded.failure
     """,
-    width=6,
+    width=5,
 )
 
 
@@ -284,7 +284,7 @@ class _Writes:
         if event is not None:
             result = None if change.result is None else to_json(change.result)
             error = None if change.error is None else to_json(change.error)
-            self.records.append((key, to_json(event), result, error, change.failure, group))
+            self.records.append((key, to_json(event), result, error, change.failure))
         if change.waiting is not None:
             self.waits.append((key, change.waiting, change.waiting_since))
         if change.status is not TaskStatus.PROCESSING:
@@ -298,6 +298,7 @@ class _Writes:
                 row.interruptions + change.interruptions,
                 row.claim_number,
                 row.not_before if not_before is None else not_before,
+                group,
             )
         )
 
@@ -436,7 +437,7 @@ def _apply(
     if change.failure is not None and change.error is not None:
         kind = failure_kind(change.failure, change.error)
         group = kind.group_id
-        run.failures.append(FailedRow(group, kind, row.task_id, change.error.detail, now))
+        run.failures.append(FailedRow(kind, row.task_id, change.error.detail, now))
     writes.change(row, change, now, group)
     if change.delta is not None:
         run.add(change.delta)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -66,13 +66,13 @@ _KEEP = """
 """
 _FIRST_ROWS = f"""
     SELECT * FROM (
-        SELECT t.task_key, t.task_id, h.failure_group, h.failure, h.error,
-            min(t.updated_at) OVER (PARTITION BY h.failure_group) AS first_at,
-            max(t.updated_at) OVER (PARTITION BY h.failure_group) AS last_at,
-            row_number() OVER (PARTITION BY h.failure_group ORDER BY t.task_key & 34359738367) AS n
+        SELECT t.task_key, t.task_id, t.failure_group, h.failure, h.error,
+            min(t.updated_at) OVER (PARTITION BY t.failure_group) AS first_at,
+            max(t.updated_at) OVER (PARTITION BY t.failure_group) AS last_at,
+            row_number() OVER (PARTITION BY t.failure_group ORDER BY t.task_key & 34359738367) AS n
         FROM tasks t INDEXED BY tasks_by_state JOIN histories h ON h.task_key = t.task_key
         WHERE t.state = 2 AND t.task_key > ? AND t.task_key <= ?
-        AND h.failure_group IN (SELECT value FROM json_each(?))
+        AND t.failure_group IN (SELECT value FROM json_each(?))
     ) WHERE n <= {MOST_SAMPLES} ORDER BY task_key & 34359738367
 """
 
@@ -90,10 +90,9 @@ def compared(groups: GroupFilter) -> tuple[str, str]:
     return "NOT IN", _encoder.encode(sorted(groups.outside - groups.named)).decode()
 
 
-class FailedRow(NamedTuple):
+class FailedRow(msgspec.Struct, frozen=True, gc=False):
     """A task that has just failed."""
 
-    group_id: str
     kind: FailureKind
     task_id: str
     detail: str | None
@@ -143,18 +142,20 @@ def _add(
     """Add failures to the counts of a run that had `failed` failed tasks before; return the groups
     that begin."""
     begun: dict[str, _Group] = {}
-    may_begin = sum(count for count, _ in counts.values()) >= failed
+    added = 0
     for failure in failures:
-        group_id = failure.group_id
+        group_id = failure.kind.group_id
         count = counts.get(group_id)
         if count is None:
-            may_begin = may_begin and len(counts) < MOST_GROUPS
-            if not may_begin:
+            in_groups = sum(count for count, _ in counts.values()) - added
+            if in_groups < failed or len(counts) == MOST_GROUPS:
                 continue
             count = counts[group_id] = [0, failure.at]
             begun[group_id] = _Group(failure.kind, failure.detail, failure.at)
         count[0] += 1
-        count[1] = max(count[1], failure.at)
+        added += 1
+        if count[1] < failure.at:
+            count[1] = failure.at
         if count[0] > MOST_SAMPLES:
             continue
         if group_id in begun:

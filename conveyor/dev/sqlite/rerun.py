@@ -66,17 +66,16 @@ _COPY_FRESH = f"""
 """
 _COPY_INHERITED = f"""
     INSERT OR IGNORE INTO tasks (task_key, state, task_id, created_at, updated_at, attempts,
-        interruptions, source_run_id, spec)
+        interruptions, source_run_id, failure_group, spec)
     SELECT {_KEY}, t.state, t.task_id, :now, :now, t.attempts, t.interruptions,
-        coalesce(t.source_run_id, :old_id), t.spec
+        coalesce(t.source_run_id, :old_id), t.failure_group, t.spec
     {_SOURCE} AND t.state > 0 AND NOT ({{matching}})
 """
 _OF_GROUPS = """(t.state = 2 AND
-    ifnull((SELECT failure_group FROM histories WHERE task_key = t.task_key), '')
-    {among} (SELECT value FROM json_each(:groups)))"""
+    ifnull(t.failure_group, '') {among} (SELECT value FROM json_each(:groups)))"""
 _COPY_ENDINGS = f"""
-    INSERT OR IGNORE INTO histories (task_key, events, result, error, failure, failure_group)
-    SELECT {_KEY}, '', h.result, h.error, h.failure, h.failure_group
+    INSERT OR IGNORE INTO histories (task_key, events, result, error, failure)
+    SELECT {_KEY}, '', h.result, h.error, h.failure
     FROM histories h JOIN tasks t USING (task_key)
     LEFT JOIN claims c ON c.task_key = t.task_key
     WHERE t.task_key > :low AND t.task_key <= :high AND t.state > 0 AND NOT ({{matching}})

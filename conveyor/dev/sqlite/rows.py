@@ -146,7 +146,7 @@ TASK_JSON = (
     t.attempts, t.interruptions, coalesce(c.claim_number, t.claim_number), c.claimed_until,
     t.not_before, coalesce('"' || t.waiting || '"', 'null'), t.waiting_since,
     coalesce(h.result, 'null'), coalesce(h.error, 'null'),
-    coalesce('"' || h.failure || '"', 'null'), coalesce('"' || h.failure_group || '"', 'null'),
+    coalesce('"' || h.failure || '"', 'null'), coalesce('"' || t.failure_group || '"', 'null'),
     coalesce('"' || t.source_run_id || '"', 'null'),
     t.spec
 )"""

@@ -36,8 +36,8 @@ _COUNT = """
     WHERE state = ? AND task_key > ? AND task_key <= ?
 """
 _FAILURES = """
-    SELECT coalesce(h.failure, 'other'), h.failure_group, count(*)
-    FROM (SELECT task_key FROM tasks INDEXED BY tasks_by_state
+    SELECT coalesce(h.failure, 'other'), failed.failure_group, count(*)
+    FROM (SELECT task_key, failure_group FROM tasks INDEXED BY tasks_by_state
           WHERE state = 2 AND task_key > ? AND task_key <= ?) failed
     LEFT JOIN histories h USING (task_key) GROUP BY 1, 2
 """

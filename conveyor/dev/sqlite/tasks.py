@@ -66,18 +66,17 @@ def _of_keys(keys: str) -> str:
     """
 
 
-OF_ONE_GROUP = _of_keys(
-    "SELECT task_key FROM histories INDEXED BY histories_of_groups "
-    f"WHERE failure_group = ?5 AND {_BETWEEN} ORDER BY task_key LIMIT ?4"
-)
-"""A page of the failed tasks of the group ?5, whose keys are found in the index of failed rows."""
-_FIRST_FAILED = _BY_STATE.format(2) + " ORDER BY task_key LIMIT ?6"
+OF_ONE_GROUP = _of_keys(f"{_BY_STATE.format(2)} AND failure_group = ?5 ORDER BY task_key LIMIT ?4")
+"""A page of the failed tasks of the group ?5, whose keys are found in the index of states."""
+_FIRST_FAILED = f"""
+    SELECT task_key, failure_group FROM tasks INDEXED BY tasks_by_state
+    WHERE state = 2 AND {_BETWEEN} ORDER BY task_key LIMIT ?6
+"""
 OF_GROUPS = {
     among: _of_keys(
-        f"SELECT failed.task_key FROM ({_FIRST_FAILED}) failed "
-        "LEFT JOIN histories h USING (task_key) "
-        f"WHERE ifnull(h.failure_group, '') {among} (SELECT value FROM json_each(?5)) "
-        "ORDER BY failed.task_key LIMIT ?4"
+        f"SELECT task_key FROM ({_FIRST_FAILED}) "
+        f"WHERE ifnull(failure_group, '') {among} (SELECT value FROM json_each(?5)) "
+        "ORDER BY task_key LIMIT ?4"
     )
     for among in ("IN", "NOT IN")
 }
