@@ -176,7 +176,8 @@ class RunWaitBody(Struct, frozen=True, kw_only=True):
             "`bodies_not_kept`: bodies cannot be stored. `gateway_throttled`: the gateway refuses "
             "for load, or something on the way to it is away. `host_closed`: every task left is of "
             "a host that asked for a pause or is at its limit. `retry_backoff`: every task left "
-            "waits for its next attempt. `claims_held`: tasks are under claims of a worker that is silent. "
+            "waits for its next attempt. `claims_held`: tasks are under claims of a worker that is "
+            "silent. "
             "`max_inflight`: the cap of the job is in use. `slots`: every slot of every worker is.",
         ),
     ]

@@ -103,3 +103,7 @@ class Report:
     def row(self) -> dict[str, str | int | float | None]:
         """Return the figures of a benchmark's row, in its order, for JSON."""
         return {name: getattr(self, name) for name in ROW}
+
+    def of_hosts(self) -> dict[str, str | int | float | None]:
+        """Return the figures of the busiest host, for JSON."""
+        return {"host_peak": self.host_peak, "host_starts": self.host_starts}

@@ -94,8 +94,9 @@ class Scenario:
         check_count("Scenario.caller_max_inflight", self.caller_max_inflight, least=0)
         check_count("Scenario.hosts", self.hosts)
         check_count("Scenario.host_limit", self.host_limit, least=0, most=MOST_LIMIT)
-        if not is_rate(self.host_rate):
-            raise ValueError("Scenario.host_rate must be 0, or from 0.01 to 1000")
+        if isinstance(self.host_rate, bool | str | NoneType) or not is_rate(self.host_rate):
+            words = "must be 0, or from 0.01 to 1,000"
+            raise ValueError(f"Scenario.host_rate {words}, not {self.host_rate!r:.60}")
         if not self.jobs:
             raise ValueError("Scenario.jobs must hold a job")
         for number, plan in enumerate(self.jobs):

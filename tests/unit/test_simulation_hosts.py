@@ -3,8 +3,12 @@ more starts than the rate, and no message more than twice for its host."""
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from click.testing import CliRunner, Result
+
+from conveyor.cli.simulate import simulate as simulate_command
 from conveyor.simulation import (
     REALISTIC,
     JobPlan,
@@ -84,3 +88,20 @@ def test_without_limits_hosts_cost_nothing() -> None:
         Scenario(world=REALISTIC, policy="reserve", jobs=(JobPlan(tasks=100, cap=50),), workers=2)
     )
     assert (plain.amplification, plain.bounces) == (1.0, 0)
+
+
+def asked(*flags: str) -> Result:
+    return CliRunner().invoke(simulate_command, ["--policy", "reserve", "--json", *flags])
+
+
+def test_the_command_tells_of_the_busiest_host() -> None:
+    given = asked("--tasks", "200", "--hosts", "20", "--host-limit", "4", "--host-rate", "2")
+    row = json.loads(given.stdout)
+    assert (row["completed"], row["host_peak"] <= 4, row["host_starts"] <= 2) == (200, True, True)
+    assert "host_peak" not in json.loads(asked("--tasks", "50").stdout)
+
+
+def test_a_rate_that_cannot_be_kept_is_refused_in_words() -> None:
+    given = asked("--host-rate", "0.001")
+    assert given.exit_code == 2
+    assert "must be 0, or from 0.01 to 1,000" in given.stderr
