@@ -26,7 +26,8 @@ def measure(options: Options) -> list[Row]:
     found: dict[str, dict[str, Used]] = {size: {} for size in SIZES}
     for carrier in CARRIERS:
         directory = options.directory("aws_bodies")
-        with watched(directory, workers=1, settings={"aws_carrier": carrier}) as fleet:
+        settings = {"aws_carrier": carrier}
+        with watched(directory, workers=1, settings=settings, by_purpose=False) as fleet:
             for name, size in SIZES.items():
                 links = _bodies(fleet, size)
                 anyio.run(_read, links, BODIES, size)

@@ -170,10 +170,12 @@ def watched(
     settings: Mapping[str, Any],
     redis: bool = True,
     policy: str = "reserve",
+    by_purpose: bool = True,
 ) -> Iterator[Watched]:
     """Make an environment and start its roles with fields of Settings; remove everything
-    afterwards."""
+    afterwards. Calls are counted by purpose, or by service and operation alone."""
     directory.mkdir(parents=True, exist_ok=True)
+    counting = {} if by_purpose else {"BENCH_PURPOSES": "off"}
     with ExitStack() as stack:
         url = stack.enter_context(_gateway())
         fleet = stack.enter_context(
@@ -191,7 +193,7 @@ def watched(
         roles: list[Role] = []
         for role in ("api", *["worker"] * workers):
             log = directory / f"{role}-{len(roles)}.log"
-            roles.append(Role(role, log, fleet.environment, policy))
+            roles.append(Role(role, log, {**fleet.environment, **counting}, policy))
             stack.callback(roles[-1].end)
         for started in roles:
             started.ready()

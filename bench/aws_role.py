@@ -4,9 +4,10 @@
 
 A worker runs under a permit policy of the simulation, `reserve` by default. Settings come from the
 environment, as those of `conveyor`; ports are free ones. Calls are counted at the seam that every
-call of AWS goes through, scripts and values of Redis at its client. The first line on standard
-output says that the role is ready. For each line on standard input it says its counts, as JSON; it
-ends with its input.
+call of AWS goes through, scripts and values of Redis at its client. With BENCH_PURPOSES=off nobody
+looks up who makes a call, which takes CPU of the role. The first line on standard output says that
+the role is ready. For each line on standard input it says its counts, as JSON; it ends with its
+input.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Counts:
 
 
 COUNTS = Counts()
+_BY_PURPOSE = os.environ.get("BENCH_PURPOSES") != "off"
 _MESSAGES = {
     "receive_message": "tasks",
     "send_message_batch": "references",
@@ -92,7 +94,7 @@ class CountedAws:
         if operation in _MESSAGES:
             what = _MESSAGES[operation] if of_run else "control"
         else:
-            what = purpose()
+            what = purpose() if _BY_PURPOSE else "any"
         COUNTS.calls[f"{service} {operation} ({what})"] += 1
         answer = await self._aws.call(service, operation, parameters)
         if operation == "receive_message" and of_run:
