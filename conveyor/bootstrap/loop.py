@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from conveyor import __version__
 from conveyor.aio.outages import Outages
 from conveyor.domain.api_keys import KeySealer, secret_bytes
+from conveyor.domain.hosts import BadHostRules
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
@@ -25,6 +26,7 @@ from conveyor.engine.subset import REPORT_EVERY, RunSubset, SubsetOptions
 from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
 from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
+from conveyor.gateway.polite import PoliteGateway, PoliteOptions, WatchedHostRules
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.control import ControlHandler
@@ -49,6 +51,7 @@ from conveyor.ports.gateway import Gateway, ScrapeFailed
 from conveyor.ports.handler import Handler, Outcome, Throttled
 from conveyor.ports.idle import OpenWork, counted
 from conveyor.ports.outbox import Subscriber
+from conveyor.ports.pacing import Pacing
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
@@ -274,6 +277,7 @@ class WorkerPorts:
     blobs: BlobWriter
     queues: Queues
     permits: Permits
+    pacing: Pacing
     signals: Signals
     gateway: Gateway
     sealer: KeySealer
@@ -330,6 +334,7 @@ def _worker_ports(
         blobs=binding.blobs,
         queues=binding.queues,
         permits=binding.permits,
+        pacing=binding.pacing,
         signals=binding.signals,
         gateway=gateway,
         sealer=KeySealer(_sealing_secrets(binding, settings)),
@@ -573,7 +578,7 @@ def _task_handler(
             blobs=ports.blobs,
             queues=ports.queues,
             signals=ports.signals,
-            gateway=ports.gateway,
+            gateway=_polite(ports, settings, clock, worker=worker),
             pipeline=ports.pipeline,
             outages=outages,
             tracer=options.tracer,
@@ -599,6 +604,24 @@ def _task_handler(
             # The logs of a fleet are read by more people than its results.
             logs_urls=not settings.role,
         ),
+    )
+
+
+def _polite(ports: WorkerPorts, settings: Settings, clock: Clock, *, worker: str) -> Gateway:
+    """Keep the limits of hosts in front of a gateway, if the settings have any. Raises
+    InvalidSetting for a file of patterns that cannot be used."""
+    if not (settings.host_limit or settings.host_rate or settings.hosts):
+        return ports.gateway
+    limit, rate = settings.host_limit, settings.host_rate
+    try:
+        rules = WatchedHostRules(clock, settings.hosts, limit=limit, rate=rate)
+    except BadHostRules as error:
+        raise InvalidSetting("CONVEYOR_HOSTS", f"{settings.hosts}: {error}") from None
+    options = PoliteOptions(
+        holder=worker, lease=settings.permit_lease, heartbeat=_heartbeat(settings)
+    )
+    return PoliteGateway(
+        ports.gateway, ports.permits, ports.pacing, clock, rules=rules, options=options
     )
 
 

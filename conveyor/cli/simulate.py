@@ -137,6 +137,30 @@ class _Explained(click.Command):
     help="Spread of that time (lognormal); 0 makes all calls equal.",
 )
 @click.option(
+    "--hosts",
+    type=_Number(1, 10_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Hosts over which the tasks are spread.",
+)
+@click.option(
+    "--host-limit",
+    type=_Number(0, 1_000),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of calls at a time to one host; 0 for no limit.",
+)
+@click.option(
+    "--host-rate",
+    type=_Number(0, 1_000, whole=False, unit=" of starts"),
+    default=0.0,
+    show_default=True,
+    metavar="N",
+    help="Calls that may begin to one host a second; 0 for no limit, else 0.01 at least.",
+)
+@click.option(
     "--policy",
     "policies",
     type=_Policy(),
@@ -163,9 +187,14 @@ def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:
     worker runs, takes permits before it receives; local and off receive first, and then hide the
     messages that they may not work yet. Runs of these two are cut short if they would take long.
     """
+    from conveyor.domain.hosts import LEAST_RATE, MOST_RATE, is_rate
     from conveyor.simulation.planner import Question, real_seconds, refusal
 
     question = Question(policies=tuple(dict.fromkeys(policies)), **numbers)
+    if not is_rate(question.host_rate):
+        raise click.BadParameter(
+            f"must be 0, or from {LEAST_RATE} to {MOST_RATE:,.0f}", param_hint="--host-rate"
+        )
     problem = refusal(question)
     if problem is not None:
         raise click.UsageError(problem)
@@ -191,7 +220,8 @@ def _run(question: Question, *, about: float) -> list[Row]:
                 f"simulating {scenario.policy}, {number} of {len(plans)}; "
                 f"all takes about {duration(about)}"
             )
-            rows.append(run(scenario).row())
+            report = run(scenario)
+            rows.append(report.row() | (report.of_hosts() if question.has_host_limits else {}))
     return rows
 
 
@@ -227,6 +257,13 @@ def _show(question: Question, rows: Sequence[Row]) -> None:
     for line in bars(shown, width=_PLOT_WIDTH, glyphs=glyphs):
         click.echo(line)
     click.echo("")
+    if question.has_host_limits:
+        for row in rows:
+            click.echo(
+                f"{row['policy']}: at most {count(int(row['host_peak'] or 0), 'call')} of one host "
+                f"at a time, and {count(int(row['host_starts'] or 0), 'start')} within 0.9 s."
+            )
+        click.echo("")
     for line in remarks(question, rows):
         click.echo(line)
 

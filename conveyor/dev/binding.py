@@ -18,6 +18,7 @@ from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
 from conveyor.dev.directory import DataDirectory
 from conveyor.dev.files import FileBlobs, holds_bodies
+from conveyor.dev.pacing import MemoryPacing
 from conveyor.dev.permits import MemoryPermits, MemoryWorkers
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
@@ -264,6 +265,7 @@ def _ports(
         queues=memory.queues,
         blobs=blobs,
         permits=memory.permits,
+        pacing=MemoryPacing(clock),
         signals=memory.signals,
         workers=memory.workers,
         root_secret=directory.secret,

@@ -71,6 +71,7 @@ class WaitReason(StrEnum):
     BACKOFF = "backoff"
     RETRY_AFTER = "retry_after"
     HOST_RETRY_AFTER = "host_retry_after"
+    HOST_LIMIT = "host_limit"
     LOAD_REFUSAL = "load_refusal"
     OUTAGE = "outage"
 

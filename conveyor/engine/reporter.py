@@ -29,7 +29,8 @@ SAME_INSTANT = 500
 LAST_WORD = 2.0
 """Most seconds that the end of a worker waits for the removal of its report."""
 
-_ASKED = (WaitReason.HOST_RETRY_AFTER, WaitReason.RETRY_AFTER)
+_OF_HOSTS = (WaitReason.HOST_RETRY_AFTER, WaitReason.HOST_LIMIT)
+_ASKED = (*_OF_HOSTS, WaitReason.RETRY_AFTER)
 
 _log = logging.getLogger("conveyor.engine")
 
@@ -211,7 +212,8 @@ def _put_off(rows: PutOffRows) -> _Reason | None:
     if not counts:
         return None
     reason = RunWaitReason.RETRY_BACKOFF
-    if counts[WaitReason.HOST_RETRY_AFTER] and counts.total() == sum(counts[one] for one in _ASKED):
+    of_hosts = any(counts[one] for one in _OF_HOSTS)
+    if of_hosts and counts.total() == sum(counts[one] for one in _ASKED):
         reason = RunWaitReason.HOST_CLOSED
     elif counts.total() == counts[None]:
         reason = RunWaitReason.CLAIMS_HELD

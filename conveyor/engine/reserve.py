@@ -27,7 +27,7 @@ from conveyor.domain.run_waits import RunWaitReason
 from conveyor.engine.lanes import Lane
 from conveyor.engine.policy import LeaseOptions, PermitState, Spawn
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits, usable_part
 from conveyor.ports.queues import Delivery
 
 FULL_BATCH = 10
@@ -196,12 +196,6 @@ BUFFER_SECONDS = 3.0
 """Seconds of this worker's own work that a buffer may hold at most."""
 CALLER_KEY = "caller:"
 """Begins the name of a caller's permits in the ledger, where those of jobs have their ids."""
-FENCE_SHARE = 0.1
-"""Last part of a lease in which its permits are not used, because the clocks of worker and ledger
-may run at different rates."""
-FENCE_LEAST = 1.0
-"""Least seconds of that part, however short the lease: the worker looks at the fence a few times a
-second, and is late at times."""
 RETRY_PAUSE = 0.25
 """Seconds after which a failed renewal is tried again: often enough to reach a ledger before the
 fence after it was away for half a lease."""
@@ -223,7 +217,7 @@ class ReservePolicy:
         self._clock = clock
         self._holder = options.holder
         self._lease_seconds = options.lease
-        self._usable = options.lease - max(FENCE_SHARE * options.lease, FENCE_LEAST)
+        self._usable = usable_part(options.lease)
         self._heartbeat = options.heartbeat
         self._slots = options.slots
         self._batch = options.batch

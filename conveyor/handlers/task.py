@@ -523,6 +523,7 @@ class TaskHandler(StagedHandler):
             timeout=self._options.gateway_timeout,
             max_bytes=self._options.max_result_bytes,
             order=task.index,
+            has_waited=task.waiting_since > 0,
         )
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days

@@ -22,6 +22,7 @@ from conveyor.ports.maintenance import (
     TaskScrubs,
 )
 from conveyor.ports.outbox import Callbacks, Outbox
+from conveyor.ports.pacing import Pacing
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import Queues, Signals
@@ -90,6 +91,7 @@ class Binding:
     queues: Queues
     blobs: Blobs
     permits: Permits
+    pacing: Pacing
     signals: Signals
     workers: Workers
     root_secret: bytes

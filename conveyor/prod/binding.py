@@ -20,12 +20,13 @@ from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers
+from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers, LeasedPacing
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.job_cache import CachedJobs
+from conveyor.prod.redis.pacing import RedisPacing
 from conveyor.prod.redis.permits import RedisPermits, RedisWorkers
 from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
@@ -95,6 +96,7 @@ async def open_binding(
             dead_letters=_dead_letters(aws, queues, options, clock, works=works),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
+            pacing=_pacing(options, table, server, clock),
             signals=_signals(options, server, clock, stack),
             workers=_workers(options, table, server, clock),
             root_secret=options.root_secret,
@@ -247,6 +249,14 @@ def _permits(
             ErrorCode.INVALID_ARGUMENT, "a ledger in Redis needs CONVEYOR_REDIS_URL"
         )
     return RedisPermits(server, environment=options.environment)
+
+
+def _pacing(
+    options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
+) -> RedisPacing | LeasedPacing:
+    if options.ledger == "dynamodb" or server is None:
+        return LeasedPacing(DynamoPermits(table, clock), clock)
+    return RedisPacing(server, environment=options.environment)
 
 
 def _signals(

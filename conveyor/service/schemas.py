@@ -175,8 +175,9 @@ class RunWaitBody(Struct, frozen=True, kw_only=True):
             "queue is being made again. `permits_closed`: the ledger of permits was begun anew. "
             "`bodies_not_kept`: bodies cannot be stored. `gateway_throttled`: the gateway refuses "
             "for load, or something on the way to it is away. `host_closed`: every task left is of "
-            "a host that asked for a pause. `retry_backoff`: every task left waits for its next "
-            "attempt. `claims_held`: tasks are under claims of a worker that is silent. "
+            "a host that asked for a pause or is at its limit. `retry_backoff`: every task left "
+            "waits for its next attempt. `claims_held`: tasks are under claims of a worker that is "
+            "silent. "
             "`max_inflight`: the cap of the job is in use. `slots`: every slot of every worker is.",
         ),
     ]
@@ -476,8 +477,8 @@ class WaitBody(Struct, frozen=True):
             WaitReason,
             "`backoff` is the pause after a failed attempt, `retry_after` the one that its answer "
             "asked for, `host_retry_after` the one that another answer of its host asked for, "
-            "`load_refusal` the one of a gateway under load. `outage`: something that its work "
-            "needs is away.",
+            "`load_refusal` the one of a gateway under load, `host_limit` the one until its place "
+            "in the line of its host. `outage`: something that its work needs is away.",
         ),
     ]
     until: Annotated[str, _instant("When it may be worked again.")]

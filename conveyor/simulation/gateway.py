@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.engine.reserve import CALLER_KEY
 from conveyor.gateway.problems import unconnected
@@ -11,6 +14,9 @@ from conveyor.simulation.link import Link
 from conveyor.simulation.loop import VirtualTime
 from conveyor.wire.errors import TransportError, TransportTrouble
 
+WINDOW = 0.9
+"""Seconds over which starts of calls are counted: a second, but for the time of an answer of the
+ledger on its way."""
 REFUSAL = 0.05
 """Seconds until the gateway has refused a call for load."""
 
@@ -19,9 +25,12 @@ _THROTTLED = Problem(code="rate_limited", title="Too many requests", status=429)
 _TIMEOUT = Problem(code="timeout", title="The gateway did not answer in time", status=504)
 
 
-def task_url(job: int, index: int) -> str:
-    """Return the URL of a task, by the numbers of its job and of itself, from 0."""
-    return f"https://{job}.simulated.example/{index}"
+def task_url(job: int, index: int, *, hosts: int = 1) -> str:
+    """Return the URL of a task, by the numbers of its job and of itself, from 0. The jobs share
+    `hosts` if there are several; one job has one host of its own."""
+    if hosts == 1:
+        return f"https://{job}.simulated.example/{index}"
+    return f"https://{index % hosts}.host.simulated.example/{job}/{index}"
 
 
 def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
@@ -46,6 +55,32 @@ class Load:
         self.at = at
 
 
+class HostLoads:
+    """The calls of each host: `peak` is the most in flight at one, `most_starts` the most that
+    began to one within WINDOW."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self._in_flight: Counter[str] = Counter()
+        self._starts: dict[str, deque[float]] = {}
+        self.peak = self.most_starts = 0
+
+    def begin(self, url: str) -> None:
+        """Note a call that begins."""
+        host, now = host_and_port(url), self._time.seconds()
+        self._in_flight[host] += 1
+        self.peak = max(self.peak, self._in_flight[host])
+        starts = self._starts.setdefault(host, deque())
+        while starts and starts[0] <= now - WINDOW:
+            starts.popleft()
+        starts.append(now)
+        self.most_starts = max(self.most_starts, len(starts))
+
+    def end(self, url: str) -> None:
+        """Note a call that ends."""
+        self._in_flight[host_and_port(url)] -= 1
+
+
 class GatewayService:
     """The gateway that every process calls. The key of a call is its job's id.
 
@@ -61,6 +96,7 @@ class GatewayService:
         self._time = time
         self._seed = seed
         self.loads: dict[str, Load] = {}
+        self.hosts = HostLoads(time)
         self.limits: list[int] = []
         self.slowness = 1.0
         self.down = self.unreached = 0
@@ -181,9 +217,11 @@ class SimulatedCall:
         else:
             service.admitted += 1
         gateway.running[self] = None
+        service.hosts.begin(self._url)
         try:
             await link.sleep(min(seconds, self._timeout))
         finally:
+            service.hosts.end(self._url)
             service.admitted -= not refused
             del gateway.running[self]
             if not self.abandoned:

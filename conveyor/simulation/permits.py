@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from conveyor.dev.pacing import MemoryPacing
 from conveyor.dev.permits import JobLeases, MemoryPermits
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.ports.pacing import HORIZON
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Link
@@ -205,6 +207,7 @@ class PermitService:
         self.most_over = 0
         self.down = 0
         self._store = self._make(closed_for=0.0)
+        self.pacing = MemoryPacing(clock)
 
     @property
     def is_ledger(self) -> bool:
@@ -215,6 +218,7 @@ class PermitService:
     def restart_empty(self) -> None:
         """Lose every entry. A ledger notices and is closed for a lease; rows are just gone."""
         self._store = self._make(closed_for=self._lease)
+        self.pacing = MemoryPacing(self._clock, closed_for=HORIZON)
 
     async def acquire_or_renew(
         self, request: LeaseRequest, *, limit: int, lease: float
@@ -316,6 +320,38 @@ class SimulatedPermits:
             ),
             default=None,
         )
+
+
+class SimulatedPacing:
+    """The pacing port of one process. The store that keeps permits keeps the starts too."""
+
+    def __init__(self, service: PermitService, link: Link, reach: LedgerReach) -> None:
+        self._service = service
+        self._link = link
+        self._reach = reach
+
+    async def book(self, host: str, interval: float) -> float | None:
+        """Book a start. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        wait = await self._service.pacing.book(host, interval)
+        self._link.note(f"book {host} {wait}")
+        await self._link.come_back(back)
+        return wait
+
+    async def line_up(self, host: str, interval: float) -> float:
+        """Take a place in the line. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        wait = await self._service.pacing.line_up(host, interval)
+        self._link.note(f"line up {host} {wait}")
+        await self._link.come_back(back)
+        return wait
+
+    async def _go(self) -> float:
+        back = await self._link.go()
+        if self._reach.cut_off or self._service.down:
+            await self._link.come_back(TIMEOUT)
+            raise no_answer()
+        return back
 
 
 def no_answer() -> ConveyorError:

@@ -90,6 +90,8 @@ class _Simulation:
                 clock_skew=scenario.clock_skew,
                 run_workers=scenario.run_workers,
                 caller_max_inflight=scenario.caller_max_inflight,
+                host_limit=scenario.host_limit,
+                host_rate=scenario.host_rate,
             ),
         )
         self._fleet.run_ids = [""] * len(scenario.jobs)
@@ -170,7 +172,7 @@ class _Simulation:
             NewTask(
                 index,
                 task_id(run_id, index),
-                TaskSpec(url=task_url(place, index)),
+                TaskSpec(url=task_url(place, index, hosts=self._scenario.hosts)),
             )
             for index in range(plan.tasks)
         ]
@@ -237,6 +239,8 @@ def measure(
         abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
         peaks=_peaks(fleet),
+        host_peak=gateway.hosts.peak,
+        host_starts=gateway.hosts.most_starts,
         lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,

@@ -1,5 +1,6 @@
 """The permits port on DynamoDB: one ledger row a job, changed by conditional writes. It compares no
-wall clocks. The workers port, for a fleet without Redis, is here too: one row a worker.
+wall clocks. For a fleet without Redis, the pacing port, over this ledger, and the workers port, one
+row a worker, are here too.
 
 **The row.** `entries` maps each holder to its count, sequence, want, lease and `stamp`, a text that
 no other write has. `generation` is the stamp of the last write that added permits.
@@ -41,6 +42,7 @@ from __future__ import annotations
 import math
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -48,7 +50,8 @@ from cachetools import LRUCache
 
 from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder
+from conveyor.ports.pacing import Pacing
+from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder, Permits
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     AttributeName,
@@ -283,6 +286,83 @@ class DynamoPermits:
 
     def _ledger_state(self, watch: RowWatch, limit: int, *, granted: bool) -> LedgerState:
         return watch.ledger_state(granted=granted, limit=limit, now=self._clock.monotonic())
+
+
+# -- starts of hosts --
+
+START_KEY, LINE_KEY = "start:", "line:"
+"""Begin the names of the ledger's entries."""
+LINE_LEASE = 60.0
+"""Seconds for which a worker counts among those that share a host."""
+MOST_WORKERS = 1_000_000
+MOST_HOSTS = 5_000
+
+
+@dataclass(slots=True)
+class _Host:
+    """A host as this worker knows it; instants are monotonic seconds of this worker."""
+
+    following: float = -math.inf
+    place: float = -math.inf
+    shared_by: int = 1
+    counted_at: float = -math.inf
+
+
+class LeasedPacing(Pacing):
+    """The pacing port over a ledger of permits without a clock.
+
+    A start is the one permit of its host, under a lease of an interval that nobody renews: the
+    ledger gives the next one when it has watched the lease to its end. The line is each worker's
+    own. It is paced by the rate over the number of workers that share the host, which hold a permit
+    of its line.
+    """
+
+    def __init__(self, permits: Permits, clock: Clock) -> None:
+        self._permits = permits
+        self._clock = clock
+        self._holder = clock.new_id()
+        self._sequence = 0
+        self._hosts: LRUCache[str, _Host] = LRUCache(MOST_HOSTS)
+
+    async def book(self, host: str, interval: float) -> float | None:
+        known = self._known(host)
+        now = self._clock.monotonic()
+        if now < known.following:
+            return None
+        # Set before the call: another booking of this worker must not renew this one's lease.
+        known.following = now + interval
+        state = await self._hold(START_KEY + host, limit=1, lease=interval)
+        if not state.granted:
+            known.following = -math.inf
+            return None
+        known.following = self._clock.monotonic() + interval
+        return 0.0
+
+    async def line_up(self, host: str, interval: float) -> float:
+        known = self._known(host)
+        now = self._clock.monotonic()
+        if now - known.counted_at > LINE_LEASE / 3:
+            known.counted_at = now
+            state = await self._hold(LINE_KEY + host, limit=MOST_WORKERS, lease=LINE_LEASE)
+            known.shared_by = max(1, state.holders)
+        known.place = max(now, known.following, known.place) + interval * known.shared_by
+        return known.place - now
+
+    def _known(self, host: str) -> _Host:
+        known = self._hosts.get(host)
+        if known is None:
+            known = self._hosts[host] = _Host()
+        return known
+
+    async def _hold(self, name: str, *, limit: int, lease: float) -> LedgerState:
+        self._sequence += 1
+        request = LeaseRequest(
+            job_id=name, holder=self._holder, count=1, before=0, sequence=self._sequence
+        )
+        return await self._permits.acquire_or_renew(request, limit=limit, lease=lease)
+
+
+# -- reports of workers --
 
 
 class DynamoWorkers:

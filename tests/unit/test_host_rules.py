@@ -1,0 +1,85 @@
+"""What a host is, and which limits hold for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain.hosts import (
+    BadHostRules,
+    HostRule,
+    HostRules,
+    host_and_port,
+    parse_host_patterns,
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://Shop.Example/p?q=1", "shop.example:443"),
+        ("http://shop.example.:8080/", "shop.example:8080"),
+        ("http://bücher.example/", "xn--bcher-kva.example:80"),
+        ("https://user:word@[2001:DB8::1]/", "[2001:db8::1]:443"),
+        ("http://192.0.2.1", "192.0.2.1:80"),
+        ("nothing", ""),
+    ],
+)
+def test_a_host_is_a_name_and_a_port_in_one_spelling(url: str, host: str) -> None:
+    assert host_and_port(url) == host
+
+
+PATTERNS = parse_host_patterns(
+    """
+"example.com" = { limit = 1 }
+"*.example.com" = { limit = 2, rate = 0.5, together = true }
+"*.deep.example.com" = { rate = 3 }
+"Bücher.example:8080" = { limit = 9 }
+"*" = { limit = 7 }
+"free.example" = { limit = 0, rate = 0 }
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("https://example.com/", HostRule("example.com:443", 1, 4.0)),
+        ("https://a.example.com/", HostRule("*.example.com", 2, 0.5)),
+        ("http://b.example.com:81/", HostRule("*.example.com", 2, 0.5)),
+        ("https://a.deep.example.com/", HostRule("a.deep.example.com:443", 5, 3.0)),
+        ("http://xn--bcher-kva.example:8080/", HostRule("xn--bcher-kva.example:8080", 9, 4.0)),
+        ("http://xn--bcher-kva.example/", HostRule("xn--bcher-kva.example:80", 7, 4.0)),
+        ("http://notexample.com/", HostRule("notexample.com:80", 7, 4.0)),
+        ("http://free.example/", None),
+    ],
+)
+def test_the_closest_pattern_holds_and_the_server_says_the_rest(
+    url: str, rule: HostRule | None
+) -> None:
+    assert HostRules(limit=5, rate=4.0, patterns=PATTERNS).rule_of(url) == rule
+
+
+def test_without_limits_no_rule_holds() -> None:
+    assert HostRules().rule_of("https://example.com/") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("= 1", "is no TOML"),
+        ('"a.example" = 2', "'a.example' must have a table"),
+        ('"a.example" = { limits = 2 }', "'a.example' has the unknown word 'limits'"),
+        ('"a.example" = { limit = 1001 }', "limit of 'a.example'"),
+        ('"a.example" = { limit = true }', "limit of 'a.example'"),
+        ('"a.example" = { rate = 0.001 }', "rate of 'a.example'"),
+        ('"a.example" = { rate = nan }', "rate of 'a.example'"),
+        ('"a.example" = { together = 1 }', "together of 'a.example'"),
+        ('"*.*.example" = {}', "is no pattern of hosts"),
+        ('"a*.example" = {}', "is no pattern of hosts"),
+        ('"https://a.example/" = {}', "is no pattern of hosts"),
+        ('"" = {}', "is no pattern of hosts"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where(text: str, words: str) -> None:
+    with pytest.raises(BadHostRules, match=words):
+        parse_host_patterns(text)

@@ -1,0 +1,107 @@
+"""The limits of hosts, over a simulated fleet with faults: never more than a limit at a time, never
+more starts than the rate, and no message more than twice for its host."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conveyor.cli.simulate import simulate as simulate_command
+from conveyor.simulation import (
+    REALISTIC,
+    JobPlan,
+    Kill,
+    PermitsDown,
+    PermitsRestartEmpty,
+    Report,
+    Scenario,
+    simulate,
+)
+
+LIMIT, RATE, HOSTS = 3, 8.0, 20
+
+
+def fleet(seed: int, *, tasks: int = 300, rate: float = RATE, faulty: bool = True) -> Report:
+    faults = (
+        Kill(worker=1, at=6.0, back_after=3.0),
+        PermitsRestartEmpty(at=9.0),
+        PermitsDown(at=14.0, seconds=4.0),
+        Kill(worker=2, at=20.0, back_after=1.0),
+    )
+    return simulate(
+        Scenario(
+            world=REALISTIC,
+            policy="reserve",
+            jobs=(JobPlan(tasks=tasks, cap=60), JobPlan(tasks=tasks, cap=60)),
+            workers=4,
+            hosts=HOSTS,
+            host_limit=LIMIT,
+            host_rate=rate,
+            clock_skew=30.0 if faulty else 0.0,
+            faults=faults if faulty else (),
+            seed=seed,
+        )
+    )
+
+
+def assert_within_limits(report: Report, *, rate: float = RATE) -> None:
+    assert report.completed == report.tasks
+    assert report.host_peak <= LIMIT
+    assert report.host_starts <= rate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_no_host_gets_more_than_its_limits_in_spite_of_faults(seed: int) -> None:
+    assert_within_limits(fleet(seed))
+
+
+@pytest.mark.slow
+def test_a_message_comes_twice_at_most_for_its_host() -> None:
+    report = fleet(0, faulty=False)
+    assert_within_limits(report)
+    assert report.host_peak == LIMIT, "the limit is reached"
+    assert 1.0 < report.amplification <= 2.0
+
+
+@pytest.mark.slow
+def test_a_rate_below_one_a_second_is_kept() -> None:
+    report = fleet(1, tasks=60, rate=0.5, faulty=False)
+    assert_within_limits(report, rate=1.0)
+    # Three starts of each host fit before two intervals of two seconds have passed, not six.
+    assert report.elapsed_s >= 10.0
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_two_hundred_fleets_stay_within_the_limits_of_hosts(first: int) -> None:
+    for seed in range(first, first + 20):
+        assert_within_limits(fleet(seed))
+
+
+def test_without_limits_hosts_cost_nothing() -> None:
+    plain = simulate(
+        Scenario(world=REALISTIC, policy="reserve", jobs=(JobPlan(tasks=100, cap=50),), workers=2)
+    )
+    assert (plain.amplification, plain.bounces) == (1.0, 0)
+
+
+def asked(*flags: str) -> Result:
+    return CliRunner().invoke(simulate_command, ["--policy", "reserve", "--json", *flags])
+
+
+def test_the_command_tells_of_the_busiest_host() -> None:
+    given = asked("--tasks", "200", "--hosts", "20", "--host-limit", "4", "--host-rate", "2")
+    row = json.loads(given.stdout)
+    assert (row["completed"], row["host_peak"] <= 4, row["host_starts"] <= 2) == (200, True, True)
+    assert "host_peak" not in json.loads(asked("--tasks", "50").stdout)
+
+
+def test_a_rate_that_cannot_be_kept_is_refused_in_words() -> None:
+    given = asked("--host-rate", "0.001")
+    assert given.exit_code == 2
+    assert "must be 0, or from 0.01 to 1,000" in given.stderr
