@@ -176,6 +176,7 @@ class RunRows:
             max_inflight=self.job.max_inflight,
             created_at=self.run.created_at,
             caller=self.job.caller,
+            politeness=self.job.politeness,
         )
 
     def as_run(self) -> Run:

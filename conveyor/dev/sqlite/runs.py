@@ -18,6 +18,7 @@ from conveyor.dev.sqlite.rows import (
     SELECT_RUN,
     columns_of,
     job_from,
+    politeness_from,
     run_from,
 )
 from conveyor.dev.sqlite.states import (
@@ -44,7 +45,7 @@ from conveyor.ports.records import (
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
 _DISPATCH_COLUMNS = (
     "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at, "
-    "runs.traceparent, jobs.caller"
+    "runs.traceparent, jobs.caller, jobs.politeness"
 )
 _MAY_HAVE_WORK = "runs.status = 'running' AND NOT runs.paused"
 _DISPATCHABLE = (
@@ -280,7 +281,7 @@ def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
 
 
 def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
-    run_id, job_id, priority, max_inflight, created_at, traceparent, caller = row
+    run_id, job_id, priority, max_inflight, created_at, traceparent, caller, politeness = row
     return DispatchableRun(
         run_id=run_id,
         job_id=job_id,
@@ -289,4 +290,5 @@ def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
         created_at=created_at,
         traceparent=traceparent,
         caller=caller,
+        politeness=politeness_from(politeness),
     )

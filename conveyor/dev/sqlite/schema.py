@@ -450,6 +450,13 @@ DAILY_TASKS = (
     """,
 )
 
+POLITENESS = (
+    """
+    ALTER TABLE jobs ADD COLUMN politeness TEXT -- how its calls treat hosts, as JSON
+        DEFAULT NULL
+    """,
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -463,6 +470,7 @@ STEPS = (
     ENDED,
     GROUPS_BESIDE_STATES,
     DAILY_TASKS,
+    POLITENESS,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

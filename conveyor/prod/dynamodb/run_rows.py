@@ -20,6 +20,7 @@ import msgspec
 from cachetools import LRUCache
 
 from conveyor.aio.concurrency import for_each
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import (
     Ingest,
     IngestStatus,
@@ -173,6 +174,7 @@ _NUMBER_ATTRIBUTES = (
 )
 _encode = msgspec.json.encode
 _ingest = msgspec.json.Decoder(Ingest)
+_politeness = msgspec.json.Decoder(Politeness)
 
 
 class StampPosition(NamedTuple):
@@ -195,9 +197,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     sum was written on the row. `recounting` is the token of a recount that closes items. `reserved`
     holds additions that are not counted yet, as number of tasks by first index; `given_up` those
     that never will be. `ended_at` is 0 before the end. `subscribers`: an outbox entry for each
-    waits for the end. `rows_stamped_at`: settled rows live at least as if they had ended then;
-    `stamping` is a later stamp under way. `expired`: retention has deleted the run. `unsettled`:
-    rows may change or appear, uncounted, after the run's end, so it needs a recount.
+    waits for the end. `politeness` is that of its job. `rows_stamped_at`: settled rows live at
+    least as if they had ended then; `stamping` is a later stamp under way. `expired`: retention has
+    deleted the run. `unsettled`: rows may change or appear, uncounted, after the run's end, so it
+    needs a recount.
     """
 
     run: Run
@@ -229,6 +232,12 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     unsettled: bool = False
     dispatch_changed_at: int = 0
     subscribers: tuple[Subscriber, ...] = ()
+    politeness: Politeness | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """True if workers need more of the run than the dispatch index has."""
+        return self.politeness is not None
 
     @property
     def place(self) -> RunPlace:
@@ -302,13 +311,20 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
     state = State(run.status, run.paused, run.ingesting, unsettled=False)
     looked_at = run.updated_at + ENDED_FOR
     found_by = index_keys(
-        run.run_id, state, changed_at=run.created_at, caller=job.caller, looked_at=looked_at
+        run.run_id,
+        state,
+        changed_at=run.created_at,
+        caller=job.caller,
+        looked_at=looked_at,
+        has_more=job.politeness is not None,
     )
     item |= {name: key for name, key in found_by.items() if key is not None}
     if run.rerun_of is not None:
         item["rerun_of"] = run.rerun_of
     if run.traceparent is not None:
         item["traceparent"] = run.traceparent
+    if job.politeness is not None:
+        item["politeness"] = _encode(job.politeness).decode()
     if run.ingest is not None:
         item["ingest"] = _encode(run.ingest).decode()
         item["ingest_next"] = run.ingest.next_index
@@ -355,7 +371,13 @@ class State(NamedTuple):
 
 
 def index_keys(
-    run_id: str, state: State, *, changed_at: int, caller: str, looked_at: int
+    run_id: str,
+    state: State,
+    *,
+    changed_at: int,
+    caller: str,
+    looked_at: int,
+    has_more: bool,
 ) -> dict[str, str | None]:
     """Return the index keys of a run in this state; None removes the attribute. Once it has ended,
     it is looked at first at `looked_at`."""
@@ -376,7 +398,7 @@ def index_keys(
         "gsi1pk": owner,
         "gsi1sk": None if owner is None else place,
         "gsi2pk": schema.active(run_id) if works else schema.idle(run_id),
-        "gsi2sk": schema.change_place(changed_at, run_id, caller),
+        "gsi2sk": schema.change_place(changed_at, run_id, caller, has_more=has_more),
     }
 
 
@@ -415,6 +437,7 @@ def read_run_row(item: Item) -> RunRow:
         unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
         subscribers=tuple(one for one, name in WAITING.items() if item.get(name, False)),
+        politeness=_politeness.decode(item["politeness"]) if "politeness" in item else None,
     )
     text = item.get(COUNTED)
     if text is None:
@@ -787,6 +810,7 @@ def _set_state(
         changed_at=at,
         caller=row.caller,
         looked_at=(row.ended_at or at) + ENDED_FOR,
+        has_more=row.has_more,
     )
     for name, value in keys.items():
         if value is None:

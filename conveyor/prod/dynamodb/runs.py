@@ -74,9 +74,11 @@ from conveyor.prod.dynamodb.schema import (
     Key,
     all_partitions,
     by_time,
+    caller_of,
     export_item_key,
     export_mark_key,
     fire_key,
+    has_more,
     job_key,
     place_key,
 )
@@ -331,7 +333,7 @@ class DispatchReads:
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         """Read all runs with work from the index, in order of run ids."""
         items = await query_all(self._records.table, all_partitions("active"), index=BY_DISPATCH)
-        found = {change.run_id: change.run for change in decode_intact(_read_change, items)}
+        found = {change.run_id: change.run for change in await self._changes(items)}
         return [run for _, run in sorted(found.items()) if run is not None]
 
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
@@ -344,9 +346,29 @@ class DispatchReads:
         )
         # A run that moves between partitions may be found in both: the later entry counts.
         items.sort(key=lambda item: str(item["gsi2sk"]))
-        return list(
-            {change.run_id: change for change in decode_intact(_read_change, items)}.values()
-        )
+        return list({change.run_id: change for change in await self._changes(items)}.values())
+
+    async def _changes(self, items: list[Item]) -> list[DispatchChange]:
+        """Decode entries of the dispatch index. The runs of which it does not have everything are
+        read from their rows, all at once."""
+        changes = decode_intact(_read_change, items)
+        working = {change.run_id for change in changes if change.run is not None}
+        keys = {
+            item["run_id"]: Key(item[PARTITION_KEY], item[SORT_KEY])
+            for item in items
+            if item.get("run_id") in working and has_more(item[INDEXES[BY_DISPATCH][1]])
+        }
+        if not keys:
+            return changes
+        found = await self._records.table.get_many(list(keys.values()))
+        self._records.table.records_read += len(found)
+        rows = {row.run.run_id: row for row in decode_intact(read_run_row, found.values())}
+        return [
+            DispatchChange(change.run_id, _unless_idle(rows.get(change.run_id)))
+            if change.run_id in keys
+            else change
+            for change in changes
+        ]
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
         """Read one run strongly; None if it has no work, or is unreadable for this version."""
@@ -354,9 +376,7 @@ class DispatchReads:
             row = await self._records.read(run_id)
         except UnreadableRow:
             return None
-        if row is None or row.run.status is not RunStatus.RUNNING or row.run.paused:
-            return None
-        return _dispatchable(row)
+        return _unless_idle(row)
 
 
 async def query_all(
@@ -381,10 +401,12 @@ async def query_all(
 
 
 _DISCOVERED = tuple(
-    name for name in DispatchableRun.__struct_fields__ if name not in ("traceparent", "caller")
+    name
+    for name in DispatchableRun.__struct_fields__
+    if name not in ("traceparent", "caller", "politeness")
 )
 """The trace of a run is not in the dispatch index: only who reads the run itself learns it. The
-caller is the end of an entry's place."""
+caller is in an entry's place, and so is a mark of runs with politeness."""
 
 
 @decodes_row
@@ -392,15 +414,16 @@ def _read_change(item: Item) -> DispatchChange:
     """Decode an entry of the dispatch index, which projects everything that discovery needs."""
     works = RunStatus(item["status"]) is RunStatus.RUNNING and not item["paused"]
     run = {name: item[name] for name in _DISCOVERED}
-    run["caller"] = "".join(_caller_of(item[INDEXES[BY_DISPATCH][1]]))
+    run["caller"] = caller_of(item[INDEXES[BY_DISPATCH][1]]) or ""
     # Convert strictly, so that a damaged entry fails here and not in the dispatcher.
     read = msgspec.convert(run, DispatchableRun)
     return DispatchChange(read.run_id, read if works else None)
 
 
-def _caller_of(place: str) -> list[str]:
-    """Return the caller of an entry of the dispatch index. Versions before wrote none into it."""
-    return place.split("#", 2)[2:]
+def _unless_idle(row: RunRow | None) -> DispatchableRun | None:
+    if row is None or row.run.status is not RunStatus.RUNNING or row.run.paused:
+        return None
+    return _dispatchable(row)
 
 
 def _dispatchable(row: RunRow) -> DispatchableRun:
@@ -412,6 +435,7 @@ def _dispatchable(row: RunRow) -> DispatchableRun:
         created_at=row.run.created_at,
         traceparent=row.run.traceparent,
         caller=row.caller,
+        politeness=row.politeness,
     )
 
 
@@ -518,11 +542,11 @@ class RecentChanges:
     def _wanted(self, item: Item) -> _Entry | None:
         """Return the entry of a run that may be wanted."""
         place = str(item[INDEXES[BY_DISPATCH][1]])
-        caller = _caller_of(place)
+        caller = caller_of(place)
         status = item.get("status")
         if status == RunStatus.DELETED or not self._is_kind(status):
             return None
-        if self._caller is not None and caller not in ([], [self._caller]):
+        if self._caller is not None and caller not in (None, self._caller):
             return None
         return _Entry(place, Key(item[PARTITION_KEY], item[SORT_KEY]), place.split("#")[1])
 

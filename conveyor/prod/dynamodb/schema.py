@@ -290,10 +290,26 @@ def idle(run_id: str) -> str:
     return _hashed_partition("idle", run_id)
 
 
-def change_place(changed_at: int, run_id: str, caller: str) -> str:
+_HAS_MORE = "#more"
+
+
+def change_place(changed_at: int, run_id: str, caller: str, *, has_more: bool = False) -> str:
     """gsi2: sort key of a run. It ends with the caller, so that a reader of one caller's runs tells
-    the others apart without their rows."""
-    return by_time(changed_at, f"{run_id}#{caller}")
+    the others apart without their rows; and with a mark if workers need more of the run than the
+    index has, which no index that is there can be made to project."""
+    return by_time(changed_at, f"{run_id}#{caller}{_HAS_MORE if has_more else ''}")
+
+
+def caller_of(place: str) -> str | None:
+    """Return the caller in a sort key of `change_place`; None in one of a version that wrote
+    none."""
+    _, _, owner = place.partition("#")[2].partition("#")
+    return owner.partition("#")[0] if place.count("#") > 1 else None
+
+
+def has_more(place: str) -> bool:
+    """Tell whether a sort key of `change_place` sends workers on to the row of the run."""
+    return place.endswith(_HAS_MORE)
 
 
 def schedules(job_id: str) -> str:
