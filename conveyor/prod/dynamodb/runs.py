@@ -381,7 +381,9 @@ async def query_all(
 
 
 _DISCOVERED = tuple(
-    name for name in DispatchableRun.__struct_fields__ if name not in ("traceparent", "caller")
+    name
+    for name in DispatchableRun.__struct_fields__
+    if name not in ("traceparent", "caller", "hosts")
 )
 """The trace of a run is not in the dispatch index: only who reads the run itself learns it. The
 caller is the end of an entry's place."""
