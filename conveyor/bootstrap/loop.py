@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from conveyor import __version__
 from conveyor.aio.outages import Outages
+from conveyor.bootstrap.host_rules import watched_rules
 from conveyor.domain.api_keys import KeySealer, secret_bytes
-from conveyor.domain.hosts import BadHostRules
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
@@ -26,7 +26,7 @@ from conveyor.engine.subset import REPORT_EVERY, RunSubset, SubsetOptions
 from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
 from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
-from conveyor.gateway.polite import PoliteGateway, PoliteOptions, WatchedHostRules
+from conveyor.gateway.polite import PoliteGateway, PoliteOptions
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.control import ControlHandler
@@ -612,11 +612,7 @@ def _polite(ports: WorkerPorts, settings: Settings, clock: Clock, *, worker: str
     InvalidSetting for a file of patterns that cannot be used."""
     if not (settings.host_limit or settings.host_rate or settings.hosts):
         return ports.gateway
-    limit, rate = settings.host_limit, settings.host_rate
-    try:
-        rules = WatchedHostRules(clock, settings.hosts, limit=limit, rate=rate)
-    except BadHostRules as error:
-        raise InvalidSetting("CONVEYOR_HOSTS", f"{settings.hosts}: {error}") from None
+    rules = watched_rules(settings, clock)
     options = PoliteOptions(
         holder=worker, lease=settings.permit_lease, heartbeat=_heartbeat(settings)
     )

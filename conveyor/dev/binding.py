@@ -191,7 +191,9 @@ async def open_binding(
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
-    memory = _Memory(queues, LocalSignals(), MemoryPermits(clock), MemoryWorkers(clock))
+    memory = _Memory(
+        queues, LocalSignals(), MemoryPermits(clock), MemoryWorkers(clock), MemoryPacing(clock)
+    )
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
     return DevBinding(ports, directory, store, queues, _clearing(store, blobs, callbacks, memory))
 
@@ -216,6 +218,7 @@ class _Memory(NamedTuple):
     signals: LocalSignals
     permits: MemoryPermits
     workers: MemoryWorkers
+    pacing: MemoryPacing
 
     def clear(self) -> None:
         """Forget everything."""
@@ -265,7 +268,7 @@ def _ports(
         queues=memory.queues,
         blobs=blobs,
         permits=memory.permits,
-        pacing=MemoryPacing(clock),
+        pacing=memory.pacing,
         signals=memory.signals,
         workers=memory.workers,
         root_secret=directory.secret,

@@ -39,6 +39,11 @@ class MemoryPacing(Pacing):
         self._line[host] = max(now, following, place) + interval
         return self._line[host] - now
 
+    def clear(self) -> None:
+        """Forget all hosts."""
+        self._next.clear()
+        self._line.clear()
+
     def _sweep(self, now: float) -> None:
         if len(self._next) < self._sweep_at:
             return

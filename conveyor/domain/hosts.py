@@ -1,12 +1,14 @@
 """The limits on the calls of a host: what a host is, and which limits hold for it.
 
 A host is a name and a port, whatever the scheme, in one spelling: lower case, ASCII. Limits come
-from the settings of the server, and from a file of patterns that overrule them.
+from the settings of the server, and from a file of patterns that overrule them; they bound the
+calls of all callers together. Those of a job bound the calls of its caller.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,13 +19,41 @@ MOST_PATTERNS = 10_000
 _WORDS = {"limit", "rate", "together"}
 
 
+def host_key(name: str, caller: str = "") -> str:
+    """Return the key of a host in the ledger of permits and in the pacing, where those of jobs have
+    their ids: for the calls of all callers, or of one."""
+    return f"host:{caller}:{name}" if caller else f"host:{name}"
+
+
+class Politeness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The manners that a job asks for, at each host: calls of its caller in flight and their starts
+    a second, 0 for no limit, and whether robots.txt is heeded."""
+
+    per_host: int = 0
+    per_host_rate: float = 0.0
+    robots: bool = False
+
+    def __bool__(self) -> bool:
+        return self != _RUDE
+
+
+_RUDE = Politeness()
+
+
 class HostRule(msgspec.Struct, frozen=True):
     """The limits of a host, or of several together, whose `name` they share: at most `limit` calls
-    in flight, and `rate` starts a second; 0 is no limit."""
+    in flight, and `rate` starts a second; 0 is no limit. They bound the calls of all callers, or of
+    `caller` alone."""
 
     name: str
     limit: int
     rate: float
+    caller: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of its permits and starts."""
+        return host_key(self.name, self.caller)
 
 
 class HostPattern(msgspec.Struct, frozen=True):
@@ -72,13 +102,14 @@ class HostRules:
     def rule_of(self, url: str) -> HostRule | None:
         """Return the limits that hold for the host of a URL; None if there are none."""
         host = host_and_port(url)
-        if not host:
-            return None
+        rule = self.rule_for(host) if host else None
+        return rule if rule is not None and (rule.limit or rule.rate) else None
+
+    def rule_for(self, host: str) -> HostRule:
+        """Return the limits of a host, which may be none."""
         found, pattern = self._closest(host)
         limit = self._limit if pattern.limit is None else pattern.limit
         rate = self._rate if pattern.rate is None else pattern.rate
-        if not (limit or rate):
-            return None
         return HostRule(found if pattern.together else host, limit, rate)
 
     def _closest(self, host: str) -> tuple[str, HostPattern]:
@@ -91,6 +122,35 @@ class HostRules:
                 if pattern is not None:
                     return key, pattern
         return "", HostPattern()
+
+
+class HostPolicies:
+    """Finds the rules that hold for the calls of a run at a host, by the server's rules as `rules`
+    returns them at that moment, and by the politeness of the run."""
+
+    def __init__(self, rules: Callable[[], HostRules]) -> None:
+        self._rules = rules
+
+    def hold(self, politeness: Politeness | None) -> bool:
+        """Tell whether a run may have rules at all."""
+        return bool(politeness) or bool(self._rules())
+
+    def rules_of(
+        self, host: str, caller: str, politeness: Politeness | None
+    ) -> tuple[HostRule, ...]:
+        """Return the rules that hold for the calls of a caller at a host; none if nothing bounds
+        them.
+
+        The first is the server's, for all callers; without a limit where only the run has one, as
+        the host may be closed for everybody. The second is the run's own, if it has any.
+        """
+        if not host or not self.hold(politeness):
+            return ()
+        servers = self._rules().rule_for(host)
+        if politeness:
+            own = HostRule(host, politeness.per_host, politeness.per_host_rate, caller)
+            return servers, own
+        return (servers,) if servers.limit or servers.rate else ()
 
 
 def parse_host_patterns(text: str) -> dict[str, HostPattern]:

@@ -13,7 +13,6 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
@@ -22,7 +21,7 @@ from cachetools import LRUCache
 from conveyor.aio.concurrency import unwrap
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.hosts import BadHostRules, HostRule, HostRules, parse_host_patterns
+from conveyor.domain.hosts import HostRule, HostRules
 from conveyor.gateway.problems import host_limit
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeRequest, Success
@@ -39,62 +38,10 @@ USUAL_SECONDS = 1.0
 """Seconds that a call to a host is taken to last before one has ended."""
 MOST_TIMED = 10_000
 """Hosts whose calls are timed."""
-LOOK_EVERY = 1.0
-"""Seconds between two looks at the file of patterns."""
 _NEWEST = 0.2
 """Weight of the latest call in the mean time of those of its host."""
 
 _log = logging.getLogger("conveyor.hosts")
-
-
-class WatchedHostRules:
-    """The limits of a server, with those of a file of patterns, which is read again after it has
-    changed. A file that cannot be used leaves the rules as they are, and the log says why once.
-
-    Raises BadHostRules for one that cannot be used from the start.
-    """
-
-    def __init__(self, clock: Clock, path: str, *, limit: int, rate: float) -> None:
-        self._clock = clock
-        self._path = Path(path) if path else None
-        self._limit = limit
-        self._rate = rate
-        self._stamp = self._look()
-        self._looked_at = clock.monotonic()
-        self.rules = self._read()
-
-    def __call__(self) -> HostRules:
-        """Return the rules as they are now."""
-        now = self._clock.monotonic()
-        if self._path is not None and now - self._looked_at >= LOOK_EVERY:
-            self._looked_at = now
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp
-                try:
-                    self.rules = self._read()
-                except BadHostRules as error:
-                    _log.warning("the file of hosts %s; the rules before hold on", error)
-        return self.rules
-
-    def _look(self) -> tuple[int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size
-
-    def _read(self) -> HostRules:
-        patterns = None
-        if self._path is not None:
-            try:
-                text = self._path.read_text("utf-8")
-            except (OSError, UnicodeDecodeError):
-                raise BadHostRules("cannot be read as text in UTF-8") from None
-            patterns = parse_host_patterns(text)
-        return HostRules(limit=self._limit, rate=self._rate, patterns=patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from pathlib import Path
+
 import pytest
 
+from conveyor.bootstrap.host_rules import LOOK_EVERY, WatchedHostRules
 from conveyor.domain.hosts import (
     BadHostRules,
+    HostPolicies,
     HostRule,
     HostRules,
+    Politeness,
     host_and_port,
     parse_host_patterns,
 )
+from conveyor.testing.clock import FakeClock
+
+URL = "http://a.example/"
 
 
 @pytest.mark.parametrize(
@@ -83,3 +93,63 @@ def test_without_limits_no_rule_holds() -> None:
 def test_a_file_that_cannot_be_used_says_where(text: str, words: str) -> None:
     with pytest.raises(BadHostRules, match=words):
         parse_host_patterns(text)
+
+
+HOST = "a.example.com:443"
+SERVERS = HostRules(limit=5, rate=4.0, patterns=PATTERNS)
+
+
+def test_a_job_bounds_its_caller_beside_the_server() -> None:
+    policies = HostPolicies(lambda: SERVERS)
+    rules = policies.rules_of(HOST, "me", Politeness(per_host=3, per_host_rate=9.0))
+    assert rules == (HostRule("*.example.com", 2, 0.5), HostRule(HOST, 3, 9.0, "me"))
+    assert [rule.key for rule in rules] == ["host:*.example.com", f"host:me:{HOST}"]
+    assert policies.rules_of(HOST, "me", None) == rules[:1]
+
+
+def test_a_host_of_a_polite_job_may_be_closed_for_everybody() -> None:
+    policies = HostPolicies(HostRules)
+    rules = policies.rules_of(HOST, "me", Politeness(robots=True))
+    assert rules == (HostRule(HOST, 0, 0.0), HostRule(HOST, 0, 0.0, "me"))
+
+
+@pytest.mark.parametrize("politeness", [None, Politeness()])
+def test_without_a_policy_no_rule_holds(politeness: Politeness | None) -> None:
+    policies = HostPolicies(HostRules)
+    assert not policies.hold(politeness)
+    assert policies.rules_of(HOST, "me", politeness) == ()
+    free = HostPolicies(lambda: SERVERS).rules_of("free.example:80", "me", politeness)
+    assert free == ()
+
+
+async def test_a_file_of_hosts_is_read_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, path = FakeClock(), tmp_path / "hosts.toml"
+
+    async def write(text: str, stamp: int) -> None:
+        path.write_text(text)
+        os.utime(path, (stamp, stamp))
+        await clock.advance(LOOK_EVERY)
+
+    def limit() -> int:
+        rule = rules().rule_of(URL)
+        return 0 if rule is None else rule.limit
+
+    await write('"a.example" = { limit = 2 }', 1)
+    rules = WatchedHostRules(clock, str(path), limit=1, rate=0.0)
+    assert limit() == 2
+    await write('"a.example" = { limit = 3 }', 2)
+    assert limit() == 3
+    with caplog.at_level(logging.WARNING, "conveyor.hosts"):
+        await write('"a.example" = { limit = "4" }', 3)
+        for _ in range(3):
+            assert limit() == 3
+            await clock.advance(LOOK_EVERY)
+    assert len(caplog.messages) == 1
+    assert "limit of 'a.example'" in caplog.messages[0]
+
+
+def test_a_file_of_hosts_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(BadHostRules, match="cannot be read"):
+        WatchedHostRules(FakeClock(), str(tmp_path / "none"), limit=1, rate=0.0)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,15 +12,13 @@ import pytest
 from conveyor.dev.pacing import MemoryPacing
 from conveyor.dev.permits import MemoryPermits
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.hosts import BadHostRules, HostRules
+from conveyor.domain.hosts import HostRules
 from conveyor.domain.model import WaitReason
 from conveyor.gateway.polite import (
     HOST_KEY,
-    LOOK_EVERY,
     PATIENCE,
     PoliteGateway,
     PoliteOptions,
-    WatchedHostRules,
 )
 from conveyor.ports.gateway import Gateway, Postponed, ScrapeRequest, Success
 from conveyor.ports.permits import usable_part
@@ -206,36 +201,3 @@ async def test_it_closes_the_gateway_behind_it() -> None:
     bench = Bench(limit=1)
     await bench.workers[0].aclose()
     assert bench.site.closed
-
-
-async def test_a_file_of_hosts_is_read_again_when_it_changes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock, path = FakeClock(), tmp_path / "hosts.toml"
-
-    async def write(text: str, stamp: int) -> None:
-        path.write_text(text)
-        os.utime(path, (stamp, stamp))
-        await clock.advance(LOOK_EVERY)
-
-    def limit() -> int:
-        rule = rules().rule_of(URL)
-        return 0 if rule is None else rule.limit
-
-    await write('"a.example" = { limit = 2 }', 1)
-    rules = WatchedHostRules(clock, str(path), limit=1, rate=0.0)
-    assert limit() == 2
-    await write('"a.example" = { limit = 3 }', 2)
-    assert limit() == 3
-    with caplog.at_level(logging.WARNING, "conveyor.hosts"):
-        await write('"a.example" = { limit = "4" }', 3)
-        for _ in range(3):
-            assert limit() == 3
-            await clock.advance(LOOK_EVERY)
-    assert len(caplog.messages) == 1
-    assert "limit of 'a.example'" in caplog.messages[0]
-
-
-def test_a_file_of_hosts_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(BadHostRules, match="cannot be read"):
-        WatchedHostRules(FakeClock(), str(tmp_path / "none"), limit=1, rate=0.0)
