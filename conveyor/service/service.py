@@ -118,7 +118,12 @@ class Service:
         self.options = options
         self._keyring = _keyring(ports, options)
         context = _context(ports, options, clock, self._keyring, outages, moved)
-        notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
+        notifier = WorkNotifier(
+            ports.queues,
+            ports.signals,
+            ports.tasks,
+            TaskSender(ports.queues, ports.runs, ports.tasks, policies, clock),
+        )
         once = _once(ports, options, clock)
         cursors = Cursors(self._keyring.cursors)
         links = LinkSigner(self._keyring.links, origin=options.public_origin)

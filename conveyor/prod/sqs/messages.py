@@ -39,7 +39,7 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.prod.aws.calls import Aws, retry_unprocessed
-from conveyor.prod.sqs.registry import MOST_REMEMBERED, QueueRegistry
+from conveyor.prod.sqs.registry import MOST_REMEMBERED, QueueRegistry, run_of
 
 LONGEST_HIDING = 43_200
 """Seconds after its receipt for which SQS hides a message at most."""
@@ -218,10 +218,12 @@ def read(received: dict[str, Any]) -> Message | UnreadableMessage:
 
 def find_misplaced(queue: str, message: Message) -> UnreadableMessage | None:
     """Return the reason for which nobody who receives from this queue works the message, if any:
-    the queue of a run holds its tasks alone, and the control queue none."""
-    is_task = isinstance(message, TaskMessage)
-    place = run_queue(message.run_id) if is_task else CONTROL_QUEUE
-    return None if queue in (place, DEAD_LETTER_QUEUE) else UnreadableMessage(MISPLACED)
+    the queues of a run hold its tasks alone, and the control queue none."""
+    if isinstance(message, TaskMessage):
+        is_here = queue == run_queue(message.run_id) or run_of(queue) == message.run_id
+    else:
+        is_here = queue == CONTROL_QUEUE
+    return None if is_here or queue == DEAD_LETTER_QUEUE else UnreadableMessage(MISPLACED)
 
 
 def seconds_early(received: dict[str, Any], *, now: int) -> int:
