@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules, host_key
+from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules, Politeness, host_key
 from conveyor.domain.text_rules import rfc3339
 from conveyor.service import hosts
 from tests.unit.http_api import Api, open_api, problem_of
@@ -78,16 +78,21 @@ async def test_the_closest_limits_show_and_what_a_host_has_said(tmp_path: Path) 
 
 async def test_a_rerun_shows_only_what_it_does_itself(tmp_path: Path) -> None:
     async with open_api(tmp_path / "data") as api:
-        job_id, first = await submitted(api, "https://shop.test/", "http://news.test:8080/")
+        urls = "https://shop.test/", "http://news.test:8080/"
+        job_id, first = await submitted(api, *urls, politeness={"per_host": 2})
         rows = await api.tasks_of(first)
         await api.succeed(job_id, first, rows[0].task_id)
         await api.fail(first, rows[1].task_id)
         answer = await api.client.post(f"/v1/jobs/{job_id}/rerun?status=failed")
         assert answer.status_code == 201, answer.text
-        found = await hosts_of(api, job_id, answer.json()["latest_run"]["run_id"])
+        second = answer.json()["latest_run"]["run_id"]
+        found = await hosts_of(api, job_id, second)
 
         assert [one["host"] for one in found["hosts"]] == [NEWS]
         assert (found["tasks"], found["counted_tasks"]) == (2, 2)
+        run = await api.binding.runs.dispatchable_run(second)
+        assert run is not None
+        assert run.politeness == Politeness(per_host=2)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
