@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from conveyor.cli.commands import job_options
 from conveyor.client.listing import HOSTS_HEADER, host_line
 from conveyor.client.wire import HostReply
 
@@ -31,3 +36,19 @@ def test_limits_and_what_a_host_has_said_stand_behind_it() -> None:
         "  shop.test:443, 2 at a time, 0.5 a second, 1 at a time since it refused, "
         "closed until 2026-11-30 10:15:00 UTC"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "politeness"),
+    [
+        ((None, None, False), None),
+        ((0, None, False), {"per_host": 0}),
+        ((2, 0.5, True), {"per_host": 2, "per_host_rate": 0.5, "robots": True}),
+    ],
+)
+def test_flags_become_the_politeness_of_a_job(
+    flags: tuple[int | None, float | None, bool], politeness: dict[str, Any] | None
+) -> None:
+    names = ("per_host", "per_host_rate", "robots")
+    given: dict[str, Any] = {"params": (), **dict(zip(names, flags, strict=True))}
+    assert job_options(given).politeness == politeness
