@@ -152,10 +152,9 @@ class PoliteGateway(Gateway):
         life = lane.life
         while rule.rate:
             async with self._kept(lane, rule, life):
-                wait = await self._pacing.book(rule.name, 1 / rule.rate)
-                if wait is not None:
-                    if wait > 0:
-                        await self._clock.sleep(wait)
+                booking = await self._pacing.book(rule.key, 1 / rule.rate)
+                for wait in booking.starts:
+                    await self._clock.sleep(wait)
                     return
                 await self._ask_again(rule, until)
 
@@ -166,7 +165,7 @@ class PoliteGateway(Gateway):
 
     async def _put_off(self, rule: HostRule) -> Exception:
         """Return the verdict on a call for which there is no room before its place in the line."""
-        return host_limit(await self._pacing.line_up(rule.name, self._interval(rule)))
+        return host_limit(await self._pacing.line_up(rule.key, self._interval(rule)))
 
     def _interval(self, rule: HostRule) -> float:
         """Return the seconds between two calls as fast as the limits allow."""
