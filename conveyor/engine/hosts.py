@@ -1,10 +1,10 @@
 """The limits of hosts, kept before a message is received where its queue holds one host alone, and
 before its task is claimed elsewhere.
 
-A lane of one host is asked for as many messages as the worker has permits of the host, and *starts*:
-instants that the pacing booked for it and nobody else. In a lane of many hosts each message that
-came knocks at its host. One that finds no room is hidden until its place in the host's line; when it
-comes again it waits here, with neither a slot nor a permit of its job.
+A lane of one host is asked for as many messages as the worker has permits of the host, and
+*starts*: instants that the pacing booked for it and nobody else. In a lane of many hosts each
+message that came knocks at its host. One that finds no room is hidden until its place in the host's
+line; when it comes again it waits here, with neither a slot nor a permit of its job.
 
 All moments are monotonic seconds of this worker.
 """
@@ -272,9 +272,11 @@ class HostPaces:
 
 
 class Turn:
-    """The turn of one message at its host: its pace and its next start. It holds permits of `leases`
-    since their `lives`, if it is of a queue of many hosts; `scope` is what is cancelled when they
-    are lost. Its call began at `began`."""
+    """The turn of one message at its host: its pace and its next start.
+
+    One of a queue of many hosts holds permits of `leases` since their `lives`; `scope` is what is
+    cancelled when they are lost. Its call began at `began`.
+    """
 
     __slots__ = (
         "began",

@@ -81,9 +81,10 @@ class RunShare:
 class Lane:
     """One queue and its state.
 
-    `owner` is the caller of its run, `share` is its run's, which all its lanes have together. A lane
-    with a `host` holds the tasks of that one alone; `politeness` is what the run asks for. `busy` counts messages asked for, waiting for a slot or in
-    work; `unsettled` those of them whose call has ended; `admitted` those that hold a permit.
+    `owner` is the caller of its run, `share` that of its run, which all its lanes have together. A
+    lane with a `host` holds the tasks of that one alone; `politeness` is what the run asks for.
+
+    `busy` counts messages asked for, waiting for a slot or in work; `unsettled` those of them whose call has ended; `admitted` those that hold a permit.
     `kept` counts messages in hand beside those: their calls have ended and their permits are back,
     or they wait for their host. `turned` are those of them whose host has come free; `waiting`
     counts all that wait for it, here or with a permit.

@@ -36,8 +36,9 @@ class JobLease:
     `is_full` after it last refused for its limit. `dirty` means that the ledger counts more permits
     than the worker holds. `surplus` permits are handed over as messages end.
 
-    Of a host, `guests` messages use permits that come from queues of many hosts, and `knocking`
-    ones wait for such a permit. `life` counts how often all were lost. While the host has a `ceiling`, no more permits are used.
+    Of a host, `guests` are messages of queues of many hosts that use permits, and `knocking` ones
+    wait for such a permit. While the host has a `ceiling`, no more permits are used. `life` counts
+    how often all were lost.
     """
 
     __slots__ = (
@@ -155,7 +156,7 @@ class JobLease:
         excess = self.permits - self.fair if self.others_want > 0 else 0
         self.surplus = math.ceil(excess / 2) if excess > 0 else 0
         if self.of_host and self.others_want > 0:
-            # Somebody has a message in hand that waits, and there may be fewer permits than workers.
+            # A message waits somewhere, and there may be fewer permits than workers.
             self.surplus = max(self.surplus, 1)
         if state.free > 0:
             self.cool_until = min(self.cool_until, now)

@@ -30,8 +30,8 @@ class PickingRule(Protocol):
 
 class LeastInFlight:
     """Pick the caller with the fewest messages in hand for its weight, and of its runs again the
-    one with the fewest: a caller has one share, however many runs it has, and a run has one, however
-    many lanes.
+    one with the fewest: a caller has one share, however many runs it has, and a run has one,
+    however many lanes.
 
     Among equals, pick the one that was picked longest ago, so that with more callers or runs than
     slots each still gets its turn.
@@ -183,23 +183,22 @@ class Planner:
         def eligible(lane: Lane) -> bool:
             if lane.closed or lane.dropped:
                 return False
-            if starts and (lane.buffer or lane.turned):
-                if policy.may_start(lane, now):
-                    return True
-                if lane.turned and policy.may_acquire(lane, free, now) > 0:
-                    return True
-            if lane.probing or now < lane.not_before:
+            if starts and self._may_start(lane, now):
+                return True
+            rests = lane.probing or now < lane.not_before
+            if rests and not (starts and lane.turned):
                 return False
-            return policy.may_receive(lane, now) > 0 or policy.may_acquire(lane, free, now) > 0
+            if not rests and policy.may_receive(lane, now) > 0:
+                return True
+            return policy.may_acquire(lane, free, now) > 0
 
         lane = self._picking.pick(self._lanes, eligible)
         if lane is None:
             return None
-        if starts and (lane.buffer or lane.turned) and policy.may_start(lane, now):
+        if starts and self._may_start(lane, now):
             return self._start(lane, now, refills=most is None)
-        if lane.probing or now < lane.not_before:
-            return Acquire(lane, policy.may_acquire(lane, free, now))
-        count = min(free, policy.may_receive(lane, now))
+        rests = lane.probing or now < lane.not_before
+        count = 0 if rests else min(free, policy.may_receive(lane, now))
         if count > 0:
             alone = not lane.empties or all(
                 other.empties or not eligible(other) for other in self._lanes
@@ -209,6 +208,10 @@ class Planner:
             count = min(count, self._most)
             return self._receive(lane, count, now, may_wait=alone, buffers=most is None)
         return Acquire(lane, policy.may_acquire(lane, free, now))
+
+    def _may_start(self, lane: Lane, now: float) -> bool:
+        """Tell whether a message that is here may take a slot."""
+        return bool(lane.buffer or lane.turned) and self._policy.may_start(lane, now)
 
     def received(self, plan: Receive, started: int) -> None:
         """End a receive: `started` of the messages it asked for will be started."""
