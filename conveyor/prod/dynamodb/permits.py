@@ -341,8 +341,8 @@ class _Host:
 
 class _Refusals(msgspec.Struct, frozen=True, kw_only=True):
     """A row of what a host has said: closed until an instant by the wall clock of who wrote it, for
-    `lasts` milliseconds from then; its ceiling and its own interval, in milliseconds. `closing` is a
-    text that no other closing has, `stamp` one that no other write has."""
+    `lasts` milliseconds from then; its ceiling, and its own interval in milliseconds. `closing` is
+    a text that no other closing has, `stamp` one that no other write has."""
 
     stamp: str = ""
     closing: str = ""

@@ -1,10 +1,10 @@
 """The pacing port on Redis: one script, so that each call is atomic, on the server's own time.
 
 One hash holds all hosts of an environment: the next start, the end of the line, the end of the time
-for which it is closed, the ceiling and the interval of each; and the run id of the Redis process that began it.
-Redis never loses a part of a key. A hash that is gone, or of another process, begins anew, and
-books nothing for HORIZON: every start that was booked before is over by then. Hosts that are idle
-are dropped as calls come by; the hash ends by itself a day after its last call.
+for which it is closed, the ceiling and the interval of each; and the run id of the Redis process
+that began it. Redis never loses a part of a key. A hash that is gone, or of another process, begins
+anew, and books nothing for HORIZON: every start that was booked before is over by then. Hosts that
+are idle are dropped as calls come by; the hash ends by itself a day after its last call.
 
 A client remembers for how long hosts are closed, also beyond such a loss, and asks nothing
 meanwhile.
