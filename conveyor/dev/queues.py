@@ -119,10 +119,10 @@ class MemoryQueues(Queues):
         for queue in list(self._changed):
             self._notify(queue)
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         self._open(job_id, run_id)
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         self._open(job_id, run_id)
 
     async def drop_run(self, run_id: str) -> None:
@@ -130,7 +130,14 @@ class MemoryQueues(Queues):
         self._runs.pop(name, None)
         self._notify(name)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
         queue = self._open(job_id, run_id)
         queue.add(tasks)
         self._notify(queue.name)

@@ -367,7 +367,8 @@ class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     """The dispatcher's view of a run that may have work; holds no secret and no URL.
 
     `created_at` is in milliseconds. `traceparent` is that of its run. `caller` is that of its job,
-    empty where nobody knows; so is `politeness`.
+    empty where nobody knows; so is `politeness`. `hosts` are those of its hosts that have a queue
+    of their own, in the order of their numbers.
     """
 
     run_id: str
@@ -378,3 +379,4 @@ class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str | None = None
     caller: str = ""
     politeness: Politeness | None = None
+    hosts: tuple[str, ...] = ()

@@ -389,11 +389,11 @@ class SimulatedQueues:
         self._service = service
         self._link = link
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Do nothing: a queue needs no preparation, and a missing one stays missing."""
         await self._link.come_back(await self._link.go())
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Make a missing queue again, from the rows of its run."""
         back = await self._link.go()
         await self._service.remake(job_id, run_id)
@@ -404,7 +404,14 @@ class SimulatedQueues:
         self._service.drop(run_id)
         await self._link.come_back(back)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
         back = await self._link.go()
         self._service.send_tasks(job_id, run_id, tasks)
         await self._link.come_back(back)

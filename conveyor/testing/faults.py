@@ -66,20 +66,27 @@ class DuplicatingQueues:
         self._received: dict[tuple[str, str], Message] = {}
         self._dropped: set[str] = set()
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         self._dropped.discard(run_queue(run_id))
-        await self._queues.open_run(job_id, run_id)
+        await self._queues.open_run(job_id, run_id, hosts)
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         self._dropped.discard(run_queue(run_id))
-        await self._queues.remake_run(job_id, run_id)
+        await self._queues.remake_run(job_id, run_id, hosts)
 
     async def drop_run(self, run_id: str) -> None:
         self._dropped.add(run_queue(run_id))
         await self._queues.drop_run(run_id)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        await self._queues.send_tasks(job_id, run_id, tasks)
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
+        await self._queues.send_tasks(job_id, run_id, tasks, hosts, lanes)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
         await self._queues.send(queue, message, delay=delay)

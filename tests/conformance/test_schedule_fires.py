@@ -41,11 +41,16 @@ class Sent:
         assert queue == CONTROL_QUEUE
         self.messages.append(message)
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """There is nothing to open."""
 
     async def send_tasks(
-        self, _job_id: str, _run_id: str, tasks: Sequence[tuple[int, str]]
+        self,
+        _job_id: str,
+        _run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        _hosts: Sequence[str] = (),
+        _lanes: Sequence[str] = (),
     ) -> None:
         """Keep references."""
         self.references += tasks

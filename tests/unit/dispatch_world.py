@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -116,10 +116,10 @@ class SlowQueues(MemoryQueues):
     open_time = 0.0
     receive_time = 0.0
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         if self.open_time:
             await self._clock.sleep(self.open_time)
-        await super().open_run(job_id, run_id)
+        await super().open_run(job_id, run_id, hosts)
 
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0

@@ -403,7 +403,7 @@ async def query_all(
 _DISCOVERED = tuple(
     name
     for name in DispatchableRun.__struct_fields__
-    if name not in ("traceparent", "caller", "politeness")
+    if name not in ("traceparent", "caller", "politeness", "hosts")
 )
 """The trace of a run is not in the dispatch index: only who reads the run itself learns it. The
 caller is in an entry's place, and so is a mark of runs with politeness."""

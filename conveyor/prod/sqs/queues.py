@@ -152,10 +152,10 @@ class SqsQueues:
         self._free_polls = long_polls
         self._unreadable = UnreadableMessages(aws, clock, self._registry)
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Do nothing: a receive finds the queue, or raises QueueMissing."""
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Leave the refill to the process that replaced the lost queue, if another one did."""
         queue = run_queue(run_id)
         self._registry.forget(queue)
@@ -171,7 +171,14 @@ class SqsQueues:
         self._depths.forget(queue)
         await self._registry.remove(run_id, queue)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
         """Make the queue if the run has none, and refill it if it was lost.
 
         Does nothing if the run is no longer live.
