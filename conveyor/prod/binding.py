@@ -255,8 +255,8 @@ def _pacing(
     options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
 ) -> RedisPacing | LeasedPacing:
     if options.ledger == "dynamodb" or server is None:
-        return LeasedPacing(DynamoPermits(table, clock), clock)
-    return RedisPacing(server, environment=options.environment)
+        return LeasedPacing(DynamoPermits(table, clock), table, clock)
+    return RedisPacing(server, clock, environment=options.environment)
 
 
 def _signals(

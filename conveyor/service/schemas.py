@@ -353,6 +353,19 @@ NextRun = (
 )
 
 
+class PolitenessBody(Struct, frozen=True):
+    """The manners of a job at each host; absent if it asked for none."""
+
+    per_host: (
+        Annotated[int, _count("Most calls of its caller in flight at a host.", least=1)] | UnsetType
+    ) = UNSET
+    per_host_rate: (
+        Annotated[float, _text("Most calls of its caller that start at a host in a second.")]
+        | UnsetType
+    ) = UNSET
+    robots: Annotated[bool, _text("Whether robots.txt is heeded.")] = False
+
+
 class JobBody(Struct, frozen=True, kw_only=True):
     """A job with its latest run."""
 
@@ -373,6 +386,7 @@ class JobBody(Struct, frozen=True, kw_only=True):
     callback: CallbackBody | UnsetType = UNSET
     webhook: WebhookBody | UnsetType = UNSET
     webhook_status: WebhookStatusBody | UnsetType = UNSET
+    politeness: PolitenessBody | UnsetType = UNSET
     schedule: ScheduleBody | UnsetType = UNSET
     schedule_state: ScheduleStateWord | UnsetType = UNSET
     next_scheduled_run: NextRun = UNSET

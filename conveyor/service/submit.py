@@ -255,6 +255,7 @@ class Submissions:
             callback=request.callback,
             webhook=request.webhook,
             scheduling=_scheduling(caller, request, to, tasks, now),
+            politeness=request.politeness,
         )
         return job, run
 

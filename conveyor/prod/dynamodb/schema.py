@@ -213,6 +213,11 @@ def permits_key(job_id: str) -> Key:
     return Key(f"Permits#{job_id}", "Permits")
 
 
+def host_row_key(name: str) -> Key:
+    """Key of what a host that refuses calls has said, if there is no Redis."""
+    return Key(f"Host#{name}", "Host")
+
+
 WORKERS = "Workers"
 """Partition of the reports of workers, if there is no Redis."""
 

@@ -40,7 +40,7 @@ OF_EVERY_ITEM: dict[str, str] = {
     "gsi1sk": "its place in that partition",
     "gsi2pk": "partition of the index `gsi2` that finds it",
     "gsi2sk": "its place in that partition: a time in 15 digits, and an id, that of a run also by "
-    "its caller",
+    "its caller, and by `#more` if workers need more of it than the index has",
 }
 
 _PLACE = {
@@ -126,6 +126,7 @@ ITEMS: dict[str, ItemInfo] = {
             "calls_back": "whether an outbox entry of a callback waits for its end",
             "notifies": "whether an outbox entry of a webhook waits for its end",
             "rerun_of": "the run that it repeats",
+            "politeness": "the job's, as JSON; absent if it has none",
             "traceparent": "the trace of the request or fire that made it, where that was traced",
             "failure_reason": "why the run failed",
             "failure_detail": "the same in a sentence",
