@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 from conveyor import __version__
 from conveyor.aio.outages import Outages
-from conveyor.bootstrap.host_rules import watched_rules
+from conveyor.bootstrap.host_rules import host_policies
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
+from conveyor.engine.hosts import HostPaces, MessageTurns
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
-from conveyor.engine.policy import LeaseOptions, PolicyFactory
+from conveyor.engine.policy import LeaseOptions, Policy, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.subset import REPORT_EVERY, RunSubset, SubsetOptions
 from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
 from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
-from conveyor.gateway.polite import PoliteGateway, PoliteOptions
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.control import ControlHandler
@@ -48,7 +48,7 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
-from conveyor.ports.handler import Handler, Outcome, Throttled
+from conveyor.ports.handler import NO_HOST_TURNS, Handler, HostTurns, Outcome, Throttled
 from conveyor.ports.idle import OpenWork, counted
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.pacing import Pacing
@@ -421,6 +421,7 @@ def assemble_worker(
     name = clock.new_id()
     leases = _leases(name, settings, options)
     policy = options.policy(ports.permits, clock, leases)
+    turns = _host_turns(policy, ports, settings, clock)
     outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
         ports.queues,
@@ -434,10 +435,11 @@ def assemble_worker(
             telemetry=telemetry,
             outages=outages,
             options=options,
+            turns=turns or NO_HOST_TURNS,
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
-        options=_dispatch_options(settings, options, outages),
+        options=replace(_dispatch_options(settings, options, outages), turns=turns),
     )
     ports.signals.on_halt(dispatcher.halt)
     looks = options.looks or clock
@@ -570,6 +572,7 @@ def _task_handler(
     telemetry: Telemetry,
     outages: Outages,
     options: LoopOptions,
+    turns: HostTurns,
 ) -> TaskHandler:
     return TaskHandler(
         TaskPorts(
@@ -578,11 +581,12 @@ def _task_handler(
             blobs=ports.blobs,
             queues=ports.queues,
             signals=ports.signals,
-            gateway=_polite(ports, settings, clock, worker=worker),
+            gateway=ports.gateway,
             pipeline=ports.pipeline,
             outages=outages,
             tracer=options.tracer,
             pause=options.pause,
+            turns=turns,
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
@@ -607,18 +611,15 @@ def _task_handler(
     )
 
 
-def _polite(ports: WorkerPorts, settings: Settings, clock: Clock, *, worker: str) -> Gateway:
-    """Keep the limits of hosts in front of a gateway, if the settings have any. Raises
-    InvalidSetting for a file of patterns that cannot be used."""
-    if not (settings.host_limit or settings.host_rate or settings.hosts):
-        return ports.gateway
-    rules = watched_rules(settings, clock)
-    options = PoliteOptions(
-        holder=worker, lease=settings.permit_lease, heartbeat=_heartbeat(settings)
-    )
-    return PoliteGateway(
-        ports.gateway, ports.permits, ports.pacing, clock, rules=rules, options=options
-    )
+def _host_turns(
+    policy: Policy, ports: WorkerPorts, settings: Settings, clock: Clock
+) -> MessageTurns | None:
+    """Let a worker keep the limits of hosts; one that receives before it has its permits keeps
+    none. Raises InvalidSetting for a file of patterns that cannot be used."""
+    if not isinstance(policy, ReservePolicy):
+        return None
+    policy.hosts = HostPaces(ports.pacing, host_policies(settings, clock), clock)
+    return MessageTurns(policy.hosts, policy, clock)
 
 
 def _control_handlers(

@@ -23,21 +23,27 @@ _SLACK = 64
 @dataclass(slots=True)
 class _Host:
     """The next start of a host, the end of its line, the end of the time for which it is closed,
-    and its ceiling, which changed last at `lowered_at`; in monotonic seconds."""
+    its ceiling, which changed last at `lowered_at`, and its own `interval`, until it is slow no
+    more; in monotonic seconds."""
 
     following: float
     place: float = -math.inf
     closed_until: float = -math.inf
     ceiling: int = 0
     lowered_at: float = -math.inf
+    interval: float = 0.0
+    slow_until: float = -math.inf
 
     def state(self, now: float) -> HostState:
         ceiling = self.ceiling if now < self.lowered_at + CEILING_LASTS else 0
         return HostState(max(0.0, self.closed_until - now), ceiling)
 
+    def step(self, interval: float, now: float) -> float:
+        return max(interval, self.interval) if now < self.slow_until else interval
+
     def is_idle(self, now: float) -> bool:
         is_plain = self.state(now) == HostState()
-        return is_plain and max(self.following, self.place) < now - IDLE
+        return is_plain and self.slow_until < now and max(self.following, self.place) < now - IDLE
 
 
 class MemoryPacing(Pacing):
@@ -71,7 +77,7 @@ class MemoryPacing(Pacing):
                 break
             starts.append(start - now)
             for known, step in asked:
-                known.following = start + step
+                known.following = start + known.step(step, now)
         return Booking(tuple(starts), 0.0, ceiling)
 
     async def line_up(self, host: str, interval: float) -> float:
@@ -79,7 +85,8 @@ class MemoryPacing(Pacing):
         known = self._host(host, now)
         if known.following < now - IDLE and known.closed_until < now - IDLE:
             known.place = known.following = now
-        known.place = max(now, known.following, known.closed_until, known.place) + interval
+        begins = max(now, known.following, known.closed_until, known.place)
+        known.place = begins + known.step(interval, now)
         return known.place - now
 
     async def close(self, host: str, seconds: float) -> None:
@@ -87,11 +94,12 @@ class MemoryPacing(Pacing):
         known = self._host(host, now)
         known.closed_until = max(known.closed_until, now + seconds)
 
-    async def lower(self, host: str, limit: int) -> None:
+    async def lower(self, host: str, limit: int) -> int:
         now = self._clock.monotonic()
         known = self._host(host, now)
         known.ceiling = max(1, (known.state(now).ceiling or limit) // 2)
         known.lowered_at = now
+        return known.ceiling
 
     async def lift(self, host: str, limit: int) -> None:
         now = self._clock.monotonic()
@@ -99,6 +107,11 @@ class MemoryPacing(Pacing):
         if known.state(now).ceiling:
             known.ceiling = known.ceiling + 1 if known.ceiling + 1 < limit else 0
             known.lowered_at = now
+
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        now = self._clock.monotonic()
+        known = self._host(host, now)
+        known.interval, known.slow_until = interval, now + seconds
 
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
         now = self._clock.monotonic()

@@ -46,7 +46,9 @@ from conveyor.ports.gateway import (
 )
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
+    NO_HOST_TURNS,
     Held,
+    HostTurns,
     Observer,
     Outcome,
     ResultLost,
@@ -125,6 +127,7 @@ class TaskPorts:
     outages: Outages | None = None
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
+    turns: HostTurns = NO_HOST_TURNS
 
 
 @dataclass(slots=True, eq=False)
@@ -189,6 +192,7 @@ class TaskHandler(StagedHandler):
         self._pipeline = ports.pipeline
         self._tracer = ports.tracer
         self._pause = ports.pause
+        self._turns = ports.turns
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
         self._clock = clock
@@ -523,13 +527,13 @@ class TaskHandler(StagedHandler):
             timeout=self._options.gateway_timeout,
             max_bytes=self._options.max_result_bytes,
             order=task.index,
-            has_waited=task.waiting_since > 0,
         )
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
         if self._outages.awaits_answer:
             self._outages.admit()
+        await self._turns.come(task.run_id, task.task_id, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
         try:
             async with self._gateway.scrape(request) as success:

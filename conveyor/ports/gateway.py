@@ -24,8 +24,7 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     """One call to make: the URL, merged params (a task's override its job's), key and bounds.
 
     `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body. `order` is the
-    place of the task in its run. `has_waited`:
-    the call was put off since the last attempt, and no limit on its host puts it off again.
+    place of the task in its run.
     """
 
     url: str
@@ -36,7 +35,6 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     timeout: float = 180.0
     max_bytes: int = 52_428_800
     order: int = 0
-    has_waited: bool = False
 
 
 class AnswerHeaders(Protocol):

@@ -1,5 +1,5 @@
-"""The pacing port: the starts of calls of one host, over the whole fleet, so many a second; and what
-a host that refuses has said."""
+"""The pacing port: the starts of calls of a host, over the whole fleet, so many a second; and what
+the host has said of that."""
 
 from __future__ import annotations
 
@@ -70,13 +70,19 @@ class Pacing(Protocol):
         before. Starts that are booked stay, and their holders look at `state`."""
         ...
 
-    async def lower(self, host: str, limit: int) -> None:
-        """Halve the ceiling of a host, 1 at least; `limit` is that of one which was not lowered."""
+    async def lower(self, host: str, limit: int) -> int:
+        """Halve the ceiling of a host, 1 at least, and return it; `limit` is that of one which was
+        not lowered."""
         ...
 
     async def lift(self, host: str, limit: int) -> None:
         """Let the ceiling of a host grow by one, if it was lowered; at `limit` it is one no
         more."""
+        ...
+
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        """Let no two starts of a host be closer than this for so many seconds, whatever interval is
+        asked for. It takes the place of what was said before."""
         ...
 
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:

@@ -360,18 +360,26 @@ class SimulatedPacing:
         self._link.note(f"close {host} {seconds}")
         await self._link.come_back(back)
 
-    async def lower(self, host: str, limit: int) -> None:
+    async def lower(self, host: str, limit: int) -> int:
         """Halve a ceiling. Raises ConveyorError(unavailable) after a timeout."""
         back = await self._go()
-        await self._service.pacing.lower(host, limit)
-        self._link.note(f"lower {host}")
+        ceiling = await self._service.pacing.lower(host, limit)
+        self._link.note(f"lower {host} {ceiling}")
         await self._link.come_back(back)
+        return ceiling
 
     async def lift(self, host: str, limit: int) -> None:
         """Let a ceiling grow. Raises ConveyorError(unavailable) after a timeout."""
         back = await self._go()
         await self._service.pacing.lift(host, limit)
         self._link.note(f"lift {host}")
+        await self._link.come_back(back)
+
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        """Slow a host down. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        await self._service.pacing.slow(host, interval, seconds)
+        self._link.note(f"slow {host} {interval}")
         await self._link.come_back(back)
 
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:

@@ -341,8 +341,8 @@ class _Host:
 
 class _Refusals(msgspec.Struct, frozen=True, kw_only=True):
     """A row of what a host has said: closed until an instant by the wall clock of who wrote it, for
-    `lasts` milliseconds from then. `closing` is a text that no other closing has, `stamp` one that
-    no other write has."""
+    `lasts` milliseconds from then; its ceiling, and its own interval in milliseconds. `closing` is
+    a text that no other closing has, `stamp` one that no other write has."""
 
     stamp: str = ""
     closing: str = ""
@@ -350,6 +350,14 @@ class _Refusals(msgspec.Struct, frozen=True, kw_only=True):
     lasts: int = 0
     ceiling: int = 0
     lowered_at: int = 0
+    interval: int = 0
+    slow_until: int = 0
+
+    def ceiling_at(self, now: int) -> int:
+        return self.ceiling if now < self.lowered_at + CEILING_LASTS * 1_000 else 0
+
+    def interval_at(self, now: int) -> float:
+        return self.interval / 1_000 if now < self.slow_until else 0.0
 
 
 _NONE = _Refusals()
@@ -392,10 +400,14 @@ class LeasedPacing(Pacing):
         also: Mapping[str, float] = NOTHING_ELSE,
     ) -> Booking:
         names = {**also, host: interval}
-        states = (await self.state(names)).values()
-        ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
-        if closed_for := max((state.closed_for for state in states), default=0.0):
+        known, now = await self._refusals(names), self._clock.now()
+        ceilings = [one.ceiling_at(now) for one in known.values()]
+        ceiling = min(filter(None, ceilings), default=0)
+        closed = [self._closed_for(name, one) for name, one in known.items()]
+        if closed_for := max(closed, default=0.0):
             return Booking((), closed_for, ceiling)
+        for name, one in known.items():
+            names[name] = max(names[name], one.interval_at(now))
         paced = {name: step for name, step in names.items() if step > 0}
         # All workers ask in one order, so that no two wait for what the other one has.
         for name in sorted(paced):
@@ -406,10 +418,11 @@ class LeasedPacing(Pacing):
     async def line_up(self, host: str, interval: float) -> float:
         known = self._known(host)
         await self._count(known, host)
-        state = (await self.state([host])).get(host, HostState())
+        said = (await self._refusals([host])).get(host, _NONE)
+        step = max(interval, said.interval_at(self._clock.now()))
         now = self._clock.monotonic()
-        begins = max(now + state.closed_for, known.following)
-        known.place = max(begins, known.place) + interval * known.shared_by
+        begins = max(now + self._closed_for(host, said), known.following)
+        known.place = max(begins, known.place) + step * known.shared_by
         return known.place - now
 
     async def close(self, host: str, seconds: float) -> None:
@@ -422,18 +435,18 @@ class LeasedPacing(Pacing):
 
         await self._change(host, closed)
 
-    async def lower(self, host: str, limit: int) -> None:
+    async def lower(self, host: str, limit: int) -> int:
         def lowered(before: _Refusals, stamp: str) -> _Refusals:
             now = self._clock.now()
-            ceiling = max(1, (_ceiling(before, now) or limit) // 2)
+            ceiling = max(1, (before.ceiling_at(now) or limit) // 2)
             return msgspec.structs.replace(before, ceiling=ceiling, lowered_at=now)
 
-        await self._change(host, lowered)
+        return (await self._change(host, lowered)).ceiling
 
     async def lift(self, host: str, limit: int) -> None:
         def lifted(before: _Refusals, stamp: str) -> _Refusals:
             now = self._clock.now()
-            ceiling = _ceiling(before, now)
+            ceiling = before.ceiling_at(now)
             if not ceiling:
                 return before
             raised = ceiling + 1 if ceiling + 1 < limit else 0
@@ -441,15 +454,20 @@ class LeasedPacing(Pacing):
 
         await self._change(host, lifted)
 
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        def slowed(before: _Refusals, stamp: str) -> _Refusals:
+            until = self._clock.now() + math.ceil(seconds * 1_000)
+            step = math.ceil(interval * 1_000)
+            return msgspec.structs.replace(before, interval=step, slow_until=until)
+
+        await self._change(host, slowed)
+
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
-        keys = {host_row_key(name): name for name in hosts}
-        items = await self._table.get_many(list(keys))
         now, found = self._clock.now(), {}
-        for key, item in items.items():
-            refusals = _read_refusals(item)
-            state = HostState(self._closed_for(keys[key], refusals), _ceiling(refusals, now))
+        for name, said in (await self._refusals(hosts)).items():
+            state = HostState(self._closed_for(name, said), said.ceiling_at(now))
             if state != HostState():
-                found[keys[key]] = state
+                found[name] = state
         return found
 
     # -- turns --
@@ -528,7 +546,12 @@ class LeasedPacing(Pacing):
         )
         return await self._permits.acquire_or_renew(request, limit=limit, lease=lease)
 
-    # -- refusals --
+    # -- what hosts have said --
+
+    async def _refusals(self, hosts: Iterable[str]) -> dict[str, _Refusals]:
+        keys = {host_row_key(name): name for name in hosts}
+        items = await self._table.get_many(list(keys))
+        return {keys[key]: _read_refusals(item) for key, item in items.items()}
 
     def _closed_for(self, name: str, refusals: _Refusals) -> float:
         now = self._clock.monotonic()
@@ -539,8 +562,8 @@ class LeasedPacing(Pacing):
         by_clock = (refusals.closed_until - self._clock.now()) / 1_000 + CLOCKS_APART
         return max(0.0, min(since + refusals.lasts / 1_000 - now, by_clock))
 
-    async def _change(self, name: str, change: Callable[[_Refusals, str], _Refusals]) -> None:
-        """Write what a host has said, unless another write comes between; then try again."""
+    async def _change(self, name: str, change: Callable[[_Refusals, str], _Refusals]) -> _Refusals:
+        """Write what a host has said, and return it. If another write comes between, try again."""
         key = host_row_key(name)
         item = await self._table.get(key)
         for _ in range(TRIES):
@@ -548,9 +571,9 @@ class LeasedPacing(Pacing):
             stamp = self._clock.new_id()
             after = change(before, stamp)
             if after == before:
-                return
+                return after
             after = msgspec.structs.replace(after, stamp=stamp)
-            ends_at = max(after.closed_until, after.lowered_at) / 1_000 + CEILING_LASTS
+            ends_at = max(after.closed_until, after.lowered_at, after.slow_until) / 1_000
             row: Item = {
                 "shape": ROW_SHAPE,
                 "stamp": stamp,
@@ -567,14 +590,10 @@ class LeasedPacing(Pacing):
                     raise
                 item = conflicting_item(refused)
                 if item is not None and item["stamp"] == stamp:
-                    return
+                    return after
             else:
-                return
+                return after
         raise contention_error()
-
-
-def _ceiling(refusals: _Refusals, now: int) -> int:
-    return refusals.ceiling if now < refusals.lowered_at + CEILING_LASTS * 1_000 else 0
 
 
 # -- reports of workers --

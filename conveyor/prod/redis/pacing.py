@@ -1,10 +1,10 @@
 """The pacing port on Redis: one script, so that each call is atomic, on the server's own time.
 
 One hash holds all hosts of an environment: the next start, the end of the line, the end of the time
-for which it is closed, and the ceiling of each; and the run id of the Redis process that began it.
-Redis never loses a part of a key. A hash that is gone, or of another process, begins anew, and
-books nothing for HORIZON: every start that was booked before is over by then. Hosts that are idle
-are dropped as calls come by; the hash ends by itself a day after its last call.
+for which it is closed, the ceiling and the interval of each; and the run id of the Redis process
+that began it. Redis never loses a part of a key. A hash that is gone, or of another process, begins
+anew, and books nothing for HORIZON: every start that was booked before is over by then. Hosts that
+are idle are dropped as calls come by; the hash ends by itself a day after its last call.
 
 A client remembers for how long hosts are closed, also beyond such a loss, and asks nothing
 meanwhile.
@@ -51,8 +51,9 @@ local opens = tonumber(kept[2])
 
 local function find(name)
   local packed = redis.call('HGET', hosts, name)
-  local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0}
+  local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, 0}
   if one[4] > 0 and now >= one[5] + lasts then one[4] = 0 end
+  if now >= one[7] then one[6] = 0 end
   return one
 end
 local function keep(name, one) redis.call('HSET', hosts, name, cmsgpack.pack(one)) end
@@ -64,7 +65,7 @@ local function drop_idle()
     local name = page[2][place]
     if string.sub(name, 1, 1) ~= '#' then
       local one = find(name)
-      if one[4] == 0 and math.max(one[1], one[2], one[3]) < now - idle then
+      if one[4] + one[6] == 0 and math.max(one[1], one[2], one[3]) < now - idle then
         redis.call('HDEL', hosts, name)
       end
     end
@@ -75,7 +76,7 @@ if op == 'book' then
   local asked, ceiling, closed, following = {}, 0, 0, math.max(now, opens)
   for place = 7, #ARGV, 2 do
     local one = find(ARGV[place])
-    asked[#asked + 1] = {ARGV[place], tonumber(ARGV[place + 1]), one}
+    asked[#asked + 1] = {ARGV[place], math.max(tonumber(ARGV[place + 1]), one[6]), one}
     if one[4] > 0 and (ceiling == 0 or one[4] < ceiling) then ceiling = one[4] end
     closed = math.max(closed, one[3] - now)
     following = math.max(following, one[1])
@@ -109,21 +110,24 @@ local one = find(ARGV[6])
 local value, answer = tonumber(ARGV[7]), 0
 if op == 'line' then
   if math.max(opens, one[1], one[3]) < now - idle then one[1], one[2] = now, now end
-  one[2] = math.max(now, opens, one[1], one[2], one[3]) + value
+  one[2] = math.max(now, opens, one[1], one[2], one[3]) + math.max(value, one[6])
   answer = one[2] - now
 elseif op == 'close' then
   one[3] = math.max(one[3], now + value)
 elseif op == 'lower' then
   local of = one[4] > 0 and one[4] or value
   one[4], one[5] = math.max(1, math.floor(of / 2)), now
+  answer = one[4]
 elseif op == 'lift' and one[4] > 0 then
   one[4], one[5] = one[4] + 1 < value and one[4] + 1 or 0, now
+elseif op == 'slow' then
+  one[6], one[7] = value, now + tonumber(ARGV[8])
 end
 keep(ARGV[6], one)
 return {answer}
 """)
-"""An entry is {next start, end of the line, closed until, ceiling, instant of its last change};
-times are whole microseconds."""
+"""An entry is {next start, end of the line, closed until, ceiling, instant of its last change,
+its own interval, the end of that}; times are whole microseconds."""
 MOST_CLOSED = 5_000
 
 
@@ -172,11 +176,15 @@ class RedisPacing(Pacing):
         self._remember(host, seconds)
         await self._run("close", host, _micros(seconds))
 
-    async def lower(self, host: str, limit: int) -> None:
-        await self._run("lower", host, limit)
+    async def lower(self, host: str, limit: int) -> int:
+        (ceiling,) = await self._run("lower", host, limit)
+        return int(ceiling)
 
     async def lift(self, host: str, limit: int) -> None:
         await self._run("lift", host, limit)
+
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        await self._run("slow", host, _micros(interval), _micros(seconds))
 
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
         names = list(hosts)
