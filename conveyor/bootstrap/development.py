@@ -117,7 +117,7 @@ async def open_dev(
     failing, pause = FailingGateway(recorded.gateway), FleetPause()
     outside = Outside(failing, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause, policies=policies)
     worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, options=loop)
     service = _service(binding, options, clock, moved, policies, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from conveyor.bootstrap.host_rules import host_policies
@@ -126,7 +126,9 @@ async def open_role(
     if api_keys is None:
         watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
-        options = _loop_options(binding, settings, policy, tracer or NO_TRACER)
+        options = replace(
+            _loop_options(binding, settings, policy, tracer or NO_TRACER), policies=policies
+        )
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
         service = Service(

@@ -95,8 +95,6 @@ class TaskSender:
         if not new:
             return lanes
         # More than there is room for, since others may have written some of them meanwhile.
-        found = await self._runs.add_hosts(
-            run_id, new[:MOST_HOST_QUEUES], now=self._clock.now()
-        )
+        found = await self._runs.add_hosts(run_id, new[:MOST_HOST_QUEUES], now=self._clock.now())
         self._lanes[run_id] = found
         return found

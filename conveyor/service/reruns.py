@@ -11,7 +11,7 @@ from conveyor.domain.api_keys import NONCE_LENGTH
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.fires import run_from_template
-from conveyor.domain.model import TaskStatus
+from conveyor.domain.model import Job, TaskStatus
 from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.ports.tracing import TRACEPARENT

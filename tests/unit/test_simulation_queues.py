@@ -8,6 +8,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from conveyor.dev.queues import no_hosts
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.queues import (
     CONTROL_QUEUE,

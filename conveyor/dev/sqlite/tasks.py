@@ -30,8 +30,8 @@ from conveyor.dev.sqlite.rows import (
     tasks_from,
 )
 from conveyor.dev.sqlite.states import find_place, find_run
-from conveyor.domain.hosts import host_and_port
 from conveyor.domain.failure_groups import FailureGroups
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.model import Event, GroupFilter, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme, fnv32a
 from conveyor.domain.task_rules import Settlement

@@ -143,6 +143,7 @@ OF_ANOTHER_KIND = "this version does not know its kind"
 NO_MESSAGE = "its body is not a message"
 NO_INSTANT = f"its {NOT_BEFORE} is not a time"
 NO_IDS = "it holds an invalid id"
+NO_HOST = "it holds an invalid host"
 MISPLACED = "it belongs into another queue"
 REASON = "reason"
 """The message attribute of a dead letter that says why it is one."""
@@ -151,6 +152,7 @@ _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 _id = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_host = re.compile(r"[!-~]{0,300}")
 
 
 class UnreadableMessage(msgspec.Struct, frozen=True):
@@ -209,6 +211,8 @@ def read(received: dict[str, Any]) -> Message | UnreadableMessage:
     ids = (getattr(message, name) for name in message.__struct_fields__ if name.endswith("_id"))
     if not all(map(_id.fullmatch, ids)):
         return UnreadableMessage(NO_IDS)
+    if isinstance(message, TaskMessage) and not _host.fullmatch(message.host):
+        return UnreadableMessage(NO_HOST)
     try:
         _not_before(received)
     except (KeyError, ValueError):
