@@ -235,6 +235,11 @@ class HostPaces:
             return None
         return tuple(pace.starts.popleft() for _ in range(min(count, len(pace.starts))))
 
+    def closed_until(self, lane: Lane) -> float:
+        """Return when the host of a lane opens."""
+        pace = self.of(lane)
+        return -math.inf if pace is None else pace.closed_until
+
     async def fill(self, lane: Lane, count: int) -> list[float]:
         """Book starts for a lane that has none; return those that are near, and keep the others.
         Raises ConveyorError(unavailable)."""
