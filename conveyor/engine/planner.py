@@ -96,7 +96,8 @@ class Receive:
     """Ask a queue for `count` messages to start at once, and for `extra` ones for the buffer.
 
     `empties` is the lane's count at the time of planning; the receive may wait for `wait` seconds.
-    `starts` are those of the messages, where the lane is of one host whose starts are spaced.
+    `starts` are those of the messages, where the lane is of one host; None if they are to be booked
+    first.
     """
 
     lane: Lane
@@ -104,7 +105,7 @@ class Receive:
     extra: int = 0
     wait: float = 0.0
     empties: int = 0
-    starts: Sequence[float] = ()
+    starts: Sequence[float] | None = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,27 +179,16 @@ class Planner:
             free = min(free, most)
         if free <= 0:
             return None
-        policy = self._policy
 
         def eligible(lane: Lane) -> bool:
-            if lane.closed or lane.dropped:
-                return False
-            if starts and self._may_start(lane, now):
-                return True
-            rests = lane.probing or now < lane.not_before
-            if rests and not (starts and lane.turned):
-                return False
-            if not rests and policy.may_receive(lane, now) > 0:
-                return True
-            return policy.may_acquire(lane, free, now) > 0
+            return self._is_eligible(lane, free, now, starts=starts)
 
         lane = self._picking.pick(self._lanes, eligible)
         if lane is None:
             return None
         if starts and self._may_start(lane, now):
             return self._start(lane, now, refills=most is None)
-        rests = lane.probing or now < lane.not_before
-        count = 0 if rests else min(free, policy.may_receive(lane, now))
+        count = min(free, self._may_receive(lane, now))
         if count > 0:
             alone = not lane.empties or all(
                 other.empties or not eligible(other) for other in self._lanes
@@ -207,21 +197,51 @@ class Planner:
                 count = min(count, self._polling.batch)
             count = min(count, self._most)
             return self._receive(lane, count, now, may_wait=alone, buffers=most is None)
-        return Acquire(lane, policy.may_acquire(lane, free, now))
+        return Acquire(lane, self._policy.may_acquire(lane, free, now))
+
+    def _is_eligible(self, lane: Lane, free: int, now: float, *, starts: bool) -> bool:
+        if lane.closed or lane.dropped:
+            return False
+        if starts and self._may_start(lane, now):
+            return True
+        if self._may_receive(lane, now) > 0:
+            return True
+        rests = lane.probing or now < lane.not_before
+        if rests and not (starts and lane.turned):
+            return False
+        return self._policy.may_acquire(lane, free, now) > 0
+
+    def _may_receive(self, lane: Lane, now: float) -> int:
+        """Return how many messages may be asked of a lane, none while it rests."""
+        if lane.probing or now < lane.not_before:
+            return 0
+        return self._policy.may_receive(lane, now)
 
     def _may_start(self, lane: Lane, now: float) -> bool:
         """Tell whether a message that is here may take a slot."""
         return bool(lane.buffer or lane.turned) and self._policy.may_start(lane, now)
 
+    def follow(self, plan: Acquire, now: float, most: int | None = None) -> Receive | None:
+        """Return the receive for which permits of a host were asked, if they came."""
+        lane = plan.lane
+        if not lane.host or lane.closed or lane.dropped:
+            return None
+        free = self.room(0) if most is None else min(self.room(0), most)
+        count = min(free, self._may_receive(lane, now), self._most)
+        if count <= 0:
+            return None
+        return self._receive(lane, count, now, may_wait=False, buffers=False)
+
     def received(self, plan: Receive, started: int) -> None:
         """End a receive: `started` of the messages it asked for will be started."""
         lane = plan.lane
         self.free(lane, plan.count - started)
-        self._policy.put_back(lane, plan.starts[started:])
+        if plan.starts:
+            self._policy.put_back(lane, plan.starts[started:])
         lane.refilling -= plan.extra
         if plan.count:
             lane.probing = False
-        if plan.wait and not lane.is_control:
+        if plan.wait and not (lane.is_control or lane.host):
             self._probes -= 1
 
     def free(self, lane: Lane, count: int) -> None:
@@ -302,13 +322,16 @@ class Planner:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
-            return Receive(lane, count, extra=extra, starts=self._policy.take(lane, count))
+            # A start would be lost to a queue that has a message and does not find it.
+            wait = min(self._polling.wait, HOST_WAIT) if lane.host else 0.0
+            starts = self._policy.take(lane, count)
+            return Receive(lane, count, extra=extra, wait=wait, starts=starts)
         wait = 0.0
         lane.probing = True
         probes = max(1, self._slots // PROBE_SHARE)
         if may_wait and (lane.is_control or self._probes < probes):
             wait = min(self._polling.wait, HOST_WAIT) if lane.host else self._polling.wait
-        if wait and not lane.is_control:
+        if wait and not (lane.is_control or lane.host):
             self._probes += 1
         self._book(lane, 1)
         starts = self._policy.take(lane, 1)
