@@ -6,14 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conveyor import __version__
 from conveyor.aio.outages import Outages
-from conveyor.bootstrap.host_rules import watched_rules
+from conveyor.bootstrap.host_rules import host_policies, watched_rules
 from conveyor.domain.api_keys import KeySealer, secret_bytes
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
@@ -36,6 +38,7 @@ from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
@@ -65,6 +68,7 @@ from conveyor.ports.queues import (
     TemplateMessage,
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
+from conveyor.ports.robots import RobotsFiles
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
@@ -245,6 +249,8 @@ def service_options(
         heartbeat=_heartbeat(settings),
         max_streams=settings.max_streams,
         max_caller_streams=settings.max_caller_streams,
+        # The gateway of a fleet is known to its workers alone: they refuse each task.
+        heeds_robots=bool(settings.role) or can_heed_robots(settings),
         older_secrets=older_secrets,
     )
 
@@ -269,7 +275,7 @@ and of the time to count there is a line in each minute."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
     """The roles that discovering and working tasks uses; `sealer` opens callers' keys. Without
-    `workers` the worker says nothing of itself."""
+    `workers` the worker says nothing of itself, without `robots` it reads no robots.txt."""
 
     jobs: JobLookup
     runs: WorkerRuns
@@ -283,6 +289,7 @@ class WorkerPorts:
     sealer: KeySealer
     pipeline: Pipeline | None = None
     workers: Workers | None = None
+    robots: RobotsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +347,7 @@ def _worker_ports(
         sealer=KeySealer(_sealing_secrets(binding, settings)),
         pipeline=binding.pipeline,
         workers=binding.workers,
+        robots=binding.robots,
     )
 
 
@@ -571,6 +579,7 @@ def _task_handler(
     outages: Outages,
     options: LoopOptions,
 ) -> TaskHandler:
+    gateway = _heeding_robots(ports, settings, clock)
     return TaskHandler(
         TaskPorts(
             tasks=ports.tasks,
@@ -578,11 +587,12 @@ def _task_handler(
             blobs=ports.blobs,
             queues=ports.queues,
             signals=ports.signals,
-            gateway=_polite(ports, settings, clock, worker=worker),
+            gateway=_polite(gateway or ports.gateway, ports, settings, clock, worker=worker),
             pipeline=ports.pipeline,
             outages=outages,
             tracer=options.tracer,
             pause=options.pause,
+            hosts=_host_answers(ports, settings, clock),
         ),
         JobTemplates(ports.jobs, ports.sealer),
         clock,
@@ -600,6 +610,7 @@ def _task_handler(
             max_result_bytes=settings.max_result_bytes,
             max_interruptions=settings.max_interruptions,
             pack_bodies=settings.pack_bodies,
+            heeds_robots=gateway is not None,
             log_ratio=settings.task_log_ratio,
             # The logs of a fleet are read by more people than its results.
             logs_urls=not settings.role,
@@ -607,18 +618,38 @@ def _task_handler(
     )
 
 
-def _polite(ports: WorkerPorts, settings: Settings, clock: Clock, *, worker: str) -> Gateway:
+def _host_answers(ports: WorkerPorts, settings: Settings, clock: Clock) -> HostAnswers:
+    backoff = Backoff(settings.retry_base, settings.retry_cap)
+    return HostAnswers(host_policies(settings, clock), ports.pacing, clock, backoff=backoff)
+
+
+def can_heed_robots(settings: Settings) -> bool:
+    """Tell whether the gateway that the settings name can heed robots.txt: the direct one, if the
+    package for it is installed."""
+    return settings.gateway == "direct" and find_spec("protego") is not None
+
+
+def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> Gateway | None:
+    """Put what reads robots.txt in front of the gateway; None where it cannot be heeded."""
+    if ports.robots is None or not can_heed_robots(settings):
+        return None
+    from conveyor.gateway.robots import RobotsGateway
+
+    return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock)
+
+
+def _polite(
+    gateway: Gateway, ports: WorkerPorts, settings: Settings, clock: Clock, *, worker: str
+) -> Gateway:
     """Keep the limits of hosts in front of a gateway, if the settings have any. Raises
     InvalidSetting for a file of patterns that cannot be used."""
     if not (settings.host_limit or settings.host_rate or settings.hosts):
-        return ports.gateway
+        return gateway
     rules = watched_rules(settings, clock)
     options = PoliteOptions(
         holder=worker, lease=settings.permit_lease, heartbeat=_heartbeat(settings)
     )
-    return PoliteGateway(
-        ports.gateway, ports.permits, ports.pacing, clock, rules=rules, options=options
-    )
+    return PoliteGateway(gateway, ports.permits, ports.pacing, clock, rules=rules, options=options)
 
 
 def _control_handlers(

@@ -20,13 +20,22 @@ from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Event, StoredBody, Task, WaitReason
+from conveyor.domain.model import (
+    Event,
+    Job,
+    Problem,
+    StoredBody,
+    Task,
+    TaskFailure,
+    WaitReason,
+)
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
 from conveyor.domain.text_rules import logged_url, shorten
 from conveyor.domain.urls import host_of
 from conveyor.handlers.packs import BodyPacks
+from conveyor.handlers.refusals import SPREAD, HostAnswers
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
@@ -43,6 +52,7 @@ from conveyor.ports.gateway import (
     ScrapeFailed,
     ScrapeRequest,
     Shared,
+    Success,
 )
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
@@ -97,7 +107,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
 
     Of tasks that ended well, the share `log_ratio` is logged; with `logs_urls` each by its URL.
     With `pack_bodies` small bodies of a run are stored together, where tasks are settled one by
-    one.
+    one. Without `heeds_robots` the gateway cannot, and tasks that ask for it fail.
     """
 
     worker: str
@@ -106,6 +116,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     max_result_bytes: int
     max_interruptions: int
     pack_bodies: bool = False
+    heeds_robots: bool = True
     log_ratio: float = 1.0
     logs_urls: bool = True
 
@@ -113,7 +124,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPorts:
     """The roles that working tasks uses. Without a `pipeline`, each task is claimed and settled by
-    itself."""
+    itself; without `hosts`, no policy holds anywhere."""
 
     tasks: TaskClaims
     runs: WorkerRuns
@@ -125,15 +136,17 @@ class TaskPorts:
     outages: Outages | None = None
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
+    hosts: HostAnswers | None = None
 
 
 @dataclass(slots=True, eq=False)
 class ClaimedTask(Held):
     """A task in work, from its claim to its settlement. `trace` records it if it is sampled.
 
-    `note` is that of its call in the ledger of calls. Once the gateway has answered, at the
-    monotonic time `answered_at`, `settlement` is to be written, and before it `body` to be stored
-    under `blob_key`, unless `stored` says that it is. `error` says what came in the way.
+    `note` is that of its call in the ledger of calls, made at the monotonic time `called_at`. Once
+    the gateway has answered, at the monotonic time `answered_at`, `settlement` is to be written,
+    and before it `body` to be stored under `blob_key`, unless `stored` says that it is. `error`
+    says what came in the way.
     """
 
     task: Task
@@ -141,6 +154,7 @@ class ClaimedTask(Held):
     receives: int
     note: int = -1
     started_at: int = 0
+    called_at: float = 0.0
     answered_at: float | None = None
     template: JobTemplate | None = None
     settlement: Settlement = Released()
@@ -189,6 +203,7 @@ class TaskHandler(StagedHandler):
         self._pipeline = ports.pipeline
         self._tracer = ports.tracer
         self._pause = ports.pause
+        self._hosts = ports.hosts
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
         self._clock = clock
@@ -470,6 +485,7 @@ class TaskHandler(StagedHandler):
         except ScrapeFailed as failure:
             if failure.account is not None:
                 return await self._refused(held, failure)
+            await self._heed(held, failure)
             held.settlement = self._verdict(held, failure)
         finally:
             held.answered_at = self._clock.monotonic()
@@ -524,13 +540,19 @@ class TaskHandler(StagedHandler):
             max_bytes=self._options.max_result_bytes,
             order=task.index,
             has_waited=task.waiting_since > 0,
+            heeds_robots=job.politeness is not None and job.politeness.robots,
         )
+        if request.heeds_robots and not self._options.heeds_robots:
+            raise _robots_unread()
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
         if self._outages.awaits_answer:
             self._outages.admit()
+        if self._hosts is not None:
+            await self._hosts.admit(job, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
+        held.called_at = began
         try:
             async with self._gateway.scrape(request) as success:
                 if self._outages.awaits_answer:
@@ -541,6 +563,8 @@ class TaskHandler(StagedHandler):
                 else:
                     size = await self._put(held, content)
             outcome = "successful"
+            if self._hosts is not None:
+                await self._served(held, job, success)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
@@ -559,6 +583,31 @@ class TaskHandler(StagedHandler):
             msgspec.structs.replace(self._event(held), spend=success.spend, sent=success.sent),
             result,
         )
+
+    async def _served(self, held: ClaimedTask, job: Job, success: Success) -> None:
+        """Take in what the host of a result has said."""
+        assert self._hosts is not None
+        if success.pace is not None:
+            await self._hosts.paced(job, success.pace)
+        if success.refusal is None:
+            await self._hosts.served(job, held.task.spec.url)
+        else:
+            await self._hosts.refused(job, success.refusal, began=held.called_at)
+
+    async def _heed(self, held: ClaimedTask, failure: ScrapeFailed) -> None:
+        """Take in what the host of a failed call has said; where a policy holds, its refusal uses
+        up no attempt."""
+        if self._hosts is None or held.template is None:
+            return
+        job = held.template.job
+        if failure.pace is not None:
+            await self._hosts.paced(job, failure.pace)
+        if failure.refusal is None:
+            return
+        pause = await self._hosts.refused(job, failure.refusal, began=held.called_at)
+        if pause is not None:
+            failure.burns_attempt = False
+            failure.retry_after = max(failure.retry_after, pause + SPREAD * self._clock.random())
 
     def _event(self, held: ClaimedTask, failure: ScrapeFailed | None = None) -> Event:
         now = self._clock.now()
@@ -845,6 +894,14 @@ def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:
     if isinstance(settlement, Failed):
         return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
     return None, "interrupted"
+
+
+def _robots_unread() -> ScrapeFailed:
+    """Return the failure of a task that asks for robots.txt where the gateway cannot heed it."""
+    title = "robots.txt is heeded by the gateway direct alone, with the extra [robots]"
+    failed = ScrapeFailed(Problem("robots_unsupported", title, 422), TaskFailure.BAD_TARGET)
+    failed.sent = 0
+    return failed
 
 
 def _trace_attributes(held: ClaimedTask) -> dict[str, str | int]:

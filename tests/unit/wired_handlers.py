@@ -11,6 +11,7 @@ from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
@@ -36,6 +37,8 @@ def task_handler(
     max_interruptions: int,
     pipeline: Pipeline | None = None,
     pack_bodies: bool = False,
+    hosts: HostAnswers | None = None,
+    heeds_robots: bool = True,
 ) -> TaskHandler:
     """Make a handler of task messages."""
     ports = TaskPorts(
@@ -46,6 +49,7 @@ def task_handler(
         signals=binding.signals,
         gateway=gateway,
         pipeline=pipeline,
+        hosts=hosts,
     )
     return TaskHandler(
         ports,
@@ -60,6 +64,7 @@ def task_handler(
             max_result_bytes=1_000,
             max_interruptions=max_interruptions,
             pack_bodies=pack_bodies,
+            heeds_robots=heeds_robots,
         ),
     )
 

@@ -1,6 +1,6 @@
 """The permits port on DynamoDB: one ledger row a job, changed by conditional writes. It compares no
-wall clocks. For a fleet without Redis, the pacing port, over this ledger, and the workers port, one
-row a worker, are here too.
+wall clocks. For a fleet without Redis, the pacing port, over this ledger, the robots port, and the
+workers port, one row a worker, are here too.
 
 **The row.** `entries` maps each holder to its count, sequence, want, lease and `stamp`, a text that
 no other write has. `generation` is the stamp of the last write that added permits.
@@ -60,6 +60,7 @@ from conveyor.ports.pacing import (
     Pacing,
 )
 from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder, Permits
+from conveyor.ports.robots import KeptFile, RobotsFiles
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     AttributeName,
@@ -79,6 +80,7 @@ from conveyor.prod.dynamodb.schema import (
     Key,
     host_row_key,
     permits_key,
+    robots_row_key,
     worker_key,
 )
 
@@ -594,6 +596,35 @@ class LeasedPacing(Pacing):
             else:
                 return after
         raise contention_error()
+
+
+class DynamoRobots(RobotsFiles):
+    """The robots port: a row for each origin, kept by wall clocks."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def find(self, origin: str) -> KeptFile | None:
+        item = await self._table.get(robots_row_key(origin))
+        kept = None if item is None else _read_file(item)
+        left = 0.0 if kept is None else (kept[1] - self._clock.now()) / 1_000
+        return KeptFile(kept[0], left) if kept is not None and left > 0 else None
+
+    async def keep(self, origin: str, content: bytes, seconds: float) -> None:
+        until = self._clock.now() + math.ceil(seconds * 1_000)
+        row: Item = {
+            "shape": ROW_SHAPE,
+            "content": content,
+            "kept_until": until,
+            TIME_TO_LIVE: math.ceil(until / 1_000),
+        }
+        await self._table.put(robots_row_key(origin), row)
+
+
+@decodes_row
+def _read_file(item: Item) -> tuple[bytes, int]:
+    return bytes(item["content"]), int(item["kept_until"])
 
 
 # -- reports of workers --

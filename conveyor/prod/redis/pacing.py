@@ -1,4 +1,5 @@
-"""The pacing port on Redis: one script, so that each call is atomic, on the server's own time.
+"""The pacing port on Redis: one script, so that each call is atomic, on the server's own time;
+and the robots port beside it.
 
 One hash holds all hosts of an environment: the next start, the end of the line, the end of the time
 for which it is closed, the ceiling and the interval of each; and the run id of the Redis process
@@ -28,6 +29,7 @@ from conveyor.ports.pacing import (
     HostState,
     Pacing,
 )
+from conveyor.ports.robots import KeptFile, RobotsFiles
 from conveyor.prod.redis.server import RedisServer, Script
 
 PACE = Script("""
@@ -225,3 +227,29 @@ def _micros(seconds: float) -> int:
 def pacing_key(environment: str) -> str:
     """Return the key of a fleet's starts."""
     return f"conveyor:{environment}:pacing"
+
+
+# -- files of hosts --
+
+FIND = Script("return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}")
+
+
+class RedisRobots(RobotsFiles):
+    """The robots port: a key with a time to live for each origin of an environment."""
+
+    def __init__(self, server: RedisServer, *, environment: str) -> None:
+        self._server = server
+        self._environment = environment
+
+    async def find(self, origin: str) -> KeptFile | None:
+        content, left = await self._server.run(FIND, robots_key(self._environment, origin))
+        return None if content is None else KeptFile(content, max(0, left) / 1_000)
+
+    async def keep(self, origin: str, content: bytes, seconds: float) -> None:
+        key = robots_key(self._environment, origin)
+        await self._server.put(key, content, seconds=math.ceil(seconds))
+
+
+def robots_key(environment: str, origin: str) -> str:
+    """Return the key of the file of an origin."""
+    return f"conveyor:{environment}:robots:{origin}"

@@ -1,0 +1,264 @@
+"""A host that refuses calls is left alone by every worker, where a policy holds, and uses up no
+attempt of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conveyor.domain.backoff import Backoff
+from conveyor.domain.hosts import HostPolicies, HostRules, host_key
+from conveyor.domain.model import TaskStatus
+from conveyor.gateway.direct import DirectGateway
+from conveyor.handlers.refusals import SPREAD, HostAnswers
+from conveyor.ports.pacing import HostState
+from tests.unit.host_tasks import DEADLINE, Work, asking, scripted, work_on
+from tests.unit.http_api import KEY, OTHER_KEY, Api, open_api
+from tests.unit.wire_server import RawServer, raw_server
+
+CAP = 100.0
+BASE = 1.0
+POLITE = {"politeness": {"per_host": 8}}
+PRIVATE = {"params": {"custom_headers": '{"Cookie": "a=b"}'}}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def server(anyio_backend: str) -> AsyncIterator[RawServer]:
+    async with raw_server(scripted) as running:
+        yield running
+
+
+@pytest.fixture
+async def other(anyio_backend: str) -> AsyncIterator[RawServer]:
+    async with raw_server(scripted) as running:
+        yield running
+
+
+@pytest.fixture
+async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+    async with open_api(tmp_path) as opened:
+        yield opened
+
+
+class Workers:
+    """Workers of one fleet: each has a gateway of its own, and all share the binding."""
+
+    def __init__(self, api: Api, *, limit: int = 0) -> None:
+        self._api = api
+        self._limit = limit
+        self._gateways: list[DirectGateway] = []
+
+    async def work(self, *urls: str, **job_fields: Any) -> Work:
+        """One more worker, for a job of its own."""
+        gateway = DirectGateway(self._api.clock, allow_private=True, retry_after_cap=CAP)
+        self._gateways.append(gateway)
+        hosts = HostAnswers(
+            HostPolicies(lambda: HostRules(limit=self._limit)),
+            self._api.binding.pacing,
+            self._api.clock,
+            backoff=Backoff(BASE, 2 * BASE),
+        )
+        return await work_on(self._api, gateway, *urls, hosts=hosts, **job_fields)
+
+    async def aclose(self) -> None:
+        for gateway in self._gateways:
+            await gateway.aclose()
+
+
+@pytest.fixture
+async def fleet(api: Api) -> AsyncIterator[Workers]:
+    workers = Workers(api)
+    yield workers
+    await workers.aclose()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("form", "seconds"), [("7", 7.0), ("date", 7.0), ("86400", CAP), ("0", BASE / 2)]
+)
+async def test_no_worker_asks_a_host_in_the_time_that_it_named(
+    api: Api,
+    fleet: Workers,
+    server: RawServer,
+    other: RawServer,
+    *,
+    status: int,
+    form: str,
+    seconds: float,
+) -> None:
+    after = formatdate(api.clock.now() / 1_000 + 7, usegmt=True) if form == "date" else form
+    one = await fleet.work(asking(server, status, after), server.url("/b"), **POLITE)
+    two = await fleet.work(server.url("/c"), other.url("/d"), **POLITE)
+
+    refused = await one.handle(0)
+
+    assert refused.hide_for is not None
+    assert refused.hide_for >= seconds
+    waits = [(await work.handle(number)).hide_for for work, number in ((one, 1), (two, 0))]
+    assert all(wait is not None and wait >= seconds for wait in waits)
+    assert (await two.handle(1)).hide_for is None
+    assert [(await work.rows())[0]["waiting"]["reason"] for work in (one, two)] == [
+        "retry_after",
+        "host_retry_after",
+    ]
+    await api.clock.advance(seconds - 0.01)
+    assert (await two.handle(0)).hide_for is not None
+    assert len(server.all_requests) == 1
+
+    await api.clock.advance(max(filter(None, waits)) + BASE)
+    for work, number in ((one, 1), (two, 0)):
+        assert (await work.handle(number)).hide_for is None
+    assert len(server.all_requests) == 3
+    [task, _] = await api.tasks_of(one.run_id)
+    assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
+
+
+@pytest.mark.parametrize("after", ["soon", "-5", "1.5", "", None])
+async def test_a_503_that_names_no_time_is_an_attempt_and_closes_nothing(
+    api: Api, fleet: Workers, server: RawServer, after: str | None
+) -> None:
+    work = await fleet.work(asking(server, 503, after), server.url("/b"), **POLITE)
+    await work.handle(0)
+    assert (await work.handle(1)).hide_for is None
+    [task, _] = await api.tasks_of(work.run_id)
+    assert task.attempts == 1
+
+
+async def test_fifty_refusals_in_a_row_use_up_no_attempt(
+    api: Api, fleet: Workers, server: RawServer
+) -> None:
+    work = await fleet.work(asking(server, 429, "3"), max_attempts=1, **POLITE)
+    for receives in range(1, 51):
+        outcome = await work.handle(0, receives=receives)
+        assert outcome.hide_for is not None
+        await api.clock.advance(outcome.hide_for + 0.001)
+    assert len(server.all_requests) == 50
+    [task] = await api.tasks_of(work.run_id)
+    assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
+    assert len((await work.history(0))["events"]) == 32
+
+
+@pytest.mark.parametrize("after", ["60", None])
+async def test_a_task_that_is_refused_past_its_deadline_is_rate_limited(
+    api: Api, fleet: Workers, server: RawServer, after: str | None
+) -> None:
+    work = await fleet.work(asking(server, 429, after), max_attempts=1, **POLITE)
+    began = api.clock.monotonic()
+
+    await work.until_done(0)
+
+    assert api.clock.monotonic() - began >= DEADLINE
+    [row] = await work.rows()
+    assert (row["status"], row["error"]["code"]) == ("failed", "rate_limited")
+
+
+async def test_without_a_policy_a_refusal_is_an_attempt(
+    api: Api, fleet: Workers, server: RawServer
+) -> None:
+    work = await fleet.work(asking(server, 429, "3"), max_attempts=1)
+    assert (await work.handle(0)).hide_for is None
+    [row] = await work.rows()
+    assert (row["status"], row["error"]["code"]) == ("failed", "rate_limited")
+    keys = [host_key(f"127.0.0.1:{server.port}")]
+    assert await api.binding.pacing.state(keys) == {}
+
+
+async def test_a_policy_of_the_server_holds_for_jobs_that_say_nothing(
+    api: Api, server: RawServer
+) -> None:
+    workers = Workers(api, limit=4)
+    one, two = (
+        await workers.work(asking(server, 429, "9"), max_attempts=1),
+        await workers.work(server.url("/b"), client=api.foreign),
+    )
+    assert (await one.handle(0)).hide_for is not None
+    assert (await two.handle(0)).hide_for is not None
+    await workers.aclose()
+
+
+async def test_what_a_host_says_to_one_caller_closes_it_for_that_caller_alone(
+    api: Api, fleet: Workers, server: RawServer
+) -> None:
+    one = await fleet.work(asking(server, 429, "9"), **POLITE, **PRIVATE)
+    same = await fleet.work(server.url("/b"), **POLITE)
+    another = await fleet.work(server.url("/c"), client=api.foreign, **POLITE)
+
+    await one.handle(0)
+
+    assert (await same.handle(0)).hide_for is not None
+    assert (await another.handle(0)).hide_for is None
+    host = f"127.0.0.1:{server.port}"
+    callers = [api.service.identify(key).caller_id for key in (KEY, OTHER_KEY)]
+    keys = [host_key(host), *(host_key(host, caller) for caller in callers)]
+    assert list(await api.binding.pacing.state(keys)) == [host_key(host, callers[0])]
+
+
+async def test_a_host_that_names_no_time_gets_half_as_much_and_one_more_with_each_success(
+    api: Api, server: RawServer
+) -> None:
+    workers = Workers(api, limit=8)
+    key = host_key(f"127.0.0.1:{server.port}")
+
+    async def ceiling() -> int:
+        return (await api.binding.pacing.state([key])).get(key, HostState()).ceiling
+
+    refusing = await workers.work(*[asking(server, 429)] * 2, max_attempts=1)
+    await refusing.handle(0)
+    assert await ceiling() == 4
+    await api.clock.advance(0.1)
+    await refusing.handle(1)
+    assert await ceiling() == 2
+    assert [row["waiting"]["reason"] for row in await refusing.rows()] == ["load_refusal"] * 2
+
+    work = await workers.work(*(server.url(f"/{number}") for number in range(7)))
+    seen = []
+    for number in range(7):
+        assert (await work.handle(number)).hide_for is None
+        seen.append(await ceiling())
+    assert seen == [3, 4, 5, 6, 7, 0, 0]
+    await workers.aclose()
+
+
+async def test_a_host_with_the_lowest_ceiling_is_closed_for_a_backoff(
+    api: Api, server: RawServer
+) -> None:
+    workers = Workers(api, limit=1)
+    work = await workers.work(asking(server, 429), server.url("/b"))
+    await work.handle(0)
+    assert (await work.handle(1)).hide_for is not None
+    await api.clock.advance(1.5 * BASE + SPREAD)
+    assert (await work.handle(1)).hide_for is None
+    await workers.aclose()
+
+
+async def test_a_refusal_that_is_a_result_closes_its_host_all_the_same(
+    api: Api, fleet: Workers, server: RawServer
+) -> None:
+    work = await fleet.work(
+        asking(server, 429, "9"),
+        **POLITE,
+        params={"allowed_status_codes": "429"},
+    )
+    another = await fleet.work(server.url("/b"), **POLITE)
+    assert (await work.handle(0)).hide_for is None
+    assert (await another.handle(0)).hide_for is not None
+    assert (await work.rows())[0]["status"] == "successful"
+
+
+async def test_a_redirect_closes_the_host_that_refused(
+    api: Api, fleet: Workers, server: RawServer, other: RawServer
+) -> None:
+    led = asking(other, 302, fields=f"Location: {asking(server, 429, '9')}\r\n")
+    work = await fleet.work(led, other.url("/a"), server.url("/b"), max_attempts=1, **POLITE)
+    waits = [(await work.handle(number)).hide_for for number in range(3)]
+    assert [wait is None for wait in waits] == [False, True, False]
+    assert [task.attempts for task in await api.tasks_of(work.run_id)] == [0, 1, 0]
