@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 from conveyor import __version__
 from conveyor.aio.outages import Outages
-from conveyor.bootstrap.host_rules import host_policies, watched_rules
+from conveyor.bootstrap.host_rules import host_policies
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
+from conveyor.engine.hosts import HostPaces, MessageTurns
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
-from conveyor.engine.policy import LeaseOptions, PolicyFactory
+from conveyor.engine.policy import LeaseOptions, Policy, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.subset import REPORT_EVERY, RunSubset, SubsetOptions
 from conveyor.engine.telemetry import Backlog, Reports, TaskFigures, Telemetry
 from conveyor.engine.worker import Beside, OverlappingTicker, Ticker, Worker
 from conveyor.gateway import open_gateway
-from conveyor.gateway.polite import PoliteGateway, PoliteOptions
 from conveyor.gateway.webhook import WebhookRules, WebhookSender
 from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.control import ControlHandler
@@ -51,7 +51,7 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
-from conveyor.ports.handler import Handler, Outcome, Throttled
+from conveyor.ports.handler import NO_HOST_TURNS, Handler, Outcome, Throttled
 from conveyor.ports.idle import OpenWork, counted
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.pacing import Pacing
@@ -429,23 +429,23 @@ def assemble_worker(
     name = clock.new_id()
     leases = _leases(name, settings, options)
     policy = options.policy(ports.permits, clock, leases)
+    turns = _host_turns(policy, ports, settings, clock)
     outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
         ports.queues,
         policy,
         clock,
         task_handler=_task_handler(
+            _task_ports(ports, settings, clock, outages=outages, options=options, turns=turns),
             ports,
             settings,
             clock,
             worker=name,
             telemetry=telemetry,
-            outages=outages,
-            options=options,
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
-        options=_dispatch_options(settings, options, outages),
+        options=replace(_dispatch_options(settings, options, outages), turns=turns),
     )
     ports.signals.on_halt(dispatcher.halt)
     looks = options.looks or clock
@@ -569,31 +569,48 @@ def _discovery(
     )
 
 
+def _task_ports(
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    outages: Outages,
+    options: LoopOptions,
+    turns: MessageTurns | None,
+) -> TaskPorts:
+    heeding = _heeding_robots(ports, settings, clock)
+    backoff = Backoff(settings.retry_base, settings.retry_cap)
+    answers = None
+    if turns is not None:
+        answers = HostAnswers(turns.policies, ports.pacing, clock, backoff=backoff)
+    return TaskPorts(
+        tasks=ports.tasks,
+        runs=ports.runs,
+        blobs=ports.blobs,
+        queues=ports.queues,
+        signals=ports.signals,
+        gateway=heeding or ports.gateway,
+        heeds_robots=heeding is not None,
+        pipeline=ports.pipeline,
+        outages=outages,
+        tracer=options.tracer,
+        pause=options.pause,
+        hosts=answers,
+        turns=turns or NO_HOST_TURNS,
+    )
+
+
 def _task_handler(
+    task_ports: TaskPorts,
     ports: WorkerPorts,
     settings: Settings,
     clock: Clock,
     *,
     worker: str,
     telemetry: Telemetry,
-    outages: Outages,
-    options: LoopOptions,
 ) -> TaskHandler:
-    gateway = _heeding_robots(ports, settings, clock)
     return TaskHandler(
-        TaskPorts(
-            tasks=ports.tasks,
-            runs=ports.runs,
-            blobs=ports.blobs,
-            queues=ports.queues,
-            signals=ports.signals,
-            gateway=_polite(gateway or ports.gateway, ports, settings, clock, worker=worker),
-            pipeline=ports.pipeline,
-            outages=outages,
-            tracer=options.tracer,
-            pause=options.pause,
-            hosts=_host_answers(ports, settings, clock),
-        ),
+        task_ports,
         JobTemplates(ports.jobs, ports.sealer),
         clock,
         retry_policy=RetryPolicy(
@@ -610,17 +627,11 @@ def _task_handler(
             max_result_bytes=settings.max_result_bytes,
             max_interruptions=settings.max_interruptions,
             pack_bodies=settings.pack_bodies,
-            heeds_robots=gateway is not None,
             log_ratio=settings.task_log_ratio,
             # The logs of a fleet are read by more people than its results.
             logs_urls=not settings.role,
         ),
     )
-
-
-def _host_answers(ports: WorkerPorts, settings: Settings, clock: Clock) -> HostAnswers:
-    backoff = Backoff(settings.retry_base, settings.retry_cap)
-    return HostAnswers(host_policies(settings, clock), ports.pacing, clock, backoff=backoff)
 
 
 def can_heed_robots(settings: Settings) -> bool:
@@ -638,18 +649,15 @@ def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> Gat
     return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock)
 
 
-def _polite(
-    gateway: Gateway, ports: WorkerPorts, settings: Settings, clock: Clock, *, worker: str
-) -> Gateway:
-    """Keep the limits of hosts in front of a gateway, if the settings have any. Raises
-    InvalidSetting for a file of patterns that cannot be used."""
-    if not (settings.host_limit or settings.host_rate or settings.hosts):
-        return gateway
-    rules = watched_rules(settings, clock)
-    options = PoliteOptions(
-        holder=worker, lease=settings.permit_lease, heartbeat=_heartbeat(settings)
-    )
-    return PoliteGateway(gateway, ports.permits, ports.pacing, clock, rules=rules, options=options)
+def _host_turns(
+    policy: Policy, ports: WorkerPorts, settings: Settings, clock: Clock
+) -> MessageTurns | None:
+    """Let a worker keep the limits of hosts; one that receives before it has its permits keeps
+    none. Raises InvalidSetting for a file of patterns that cannot be used."""
+    if not isinstance(policy, ReservePolicy):
+        return None
+    policy.hosts = HostPaces(ports.pacing, host_policies(settings, clock), clock)
+    return MessageTurns(policy.hosts, policy, clock)
 
 
 def _control_handlers(

@@ -69,8 +69,9 @@ class MemoryPacing(Pacing):
         asked = [(self._host(name, now), step) for name, step in {**also, host: interval}.items()]
         states = [known.state(now) for known, _ in asked]
         ceiling = min((one.ceiling for one in states if one.ceiling), default=0)
+        wanted = max(known.step(0.0, now) for known, _ in asked)
         if closed_for := max(one.closed_for for one in states):
-            return Booking((), closed_for, ceiling)
+            return Booking((), closed_for, ceiling, wanted)
         starts: list[float] = []
         while len(starts) < count:
             start = max(now, self._opens_at, *(known.following for known, _ in asked))
@@ -79,7 +80,7 @@ class MemoryPacing(Pacing):
             starts.append(start - now)
             for known, step in asked:
                 known.following = start + known.step(step, now)
-        return Booking(tuple(starts), 0.0, ceiling)
+        return Booking(tuple(starts), 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float) -> float:
         now = self._clock.monotonic()

@@ -37,14 +37,15 @@ class MessageReturner:
         self._telemetry = telemetry
         self._worn_from = max_receives // 2
 
-    async def hide(self, delivery: Delivery, seconds: float) -> None:
+    async def hide(self, delivery: Delivery, seconds: float, *, is_new: bool = False) -> None:
         """Hide a message for some seconds from now.
 
         A worn message is replaced by a fresh copy, before the queue's receive limit could end it:
-        the store counts attempts, and bounces count for nothing.
+        the store counts attempts, and bounces count for nothing. So is one whose host was learned
+        meanwhile: whoever receives it next knows it before the claim.
         """
         self._telemetry.hidden()
-        if self._is_worn(delivery):
+        if self._is_worn(delivery) or is_new:
             await self._replace(delivery, seconds)
             return
         hide = partial(self._queues.change_visibility, delivery.queue, (delivery.receipt,))
@@ -122,12 +123,14 @@ class AckBatcher:
         elif len(receipts) == 1:
             self._some.set()
 
-    async def finish(self, queue: str, receipt: str) -> None:
-        """Acknowledge the last message of a queue, and all others of it that wait.
+    async def finish(self, queue: str, *receipts: str) -> None:
+        """Acknowledge the last message of a queue, if it is one of it, and all others that wait.
 
         Return when no call that acknowledges messages of this queue is under way.
         """
-        await self._delete(queue, [*self._waiting.pop(queue, ()), receipt])
+        waiting = [*self._waiting.pop(queue, ()), *receipts]
+        if waiting:
+            await self._delete(queue, waiting)
         self._finishing += 1
         try:
             while self._calls[queue]:

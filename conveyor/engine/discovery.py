@@ -224,9 +224,8 @@ class Discovery:
                 self._sharing.subset.forget(run_id)
             await self._dispatcher.close_lane(run_id)
             return
-        lane = self._dispatcher.lanes.get(run_id)
-        if poll or lane is None or lane.closed:
-            await self._queues.open_run(run.job_id, run_id)
+        if poll or not self._dispatcher.lanes.has_all(run):
+            await self._queues.open_run(run.job_id, run_id, run.hosts)
             # A newer read may have closed the lane while its queue was being opened.
             if self._reads.is_newest(run_id, read) and not self._stopped:
                 self._dispatcher.open_lane(run)
@@ -272,4 +271,4 @@ class Discovery:
         run = await self._look_at(run_id)
         if run is not None and self._clock.now() - run.created_at >= YOUNG_QUEUE:
             _log.warning("the queue of run %s was gone and is made again", run_id)
-            await self._queues.remake_run(run.job_id, run_id)
+            await self._queues.remake_run(run.job_id, run_id, run.hosts)

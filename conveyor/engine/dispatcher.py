@@ -16,14 +16,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 
 import anyio.lowlevel
+import msgspec
 from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, log_and_continue, log_failure
-from conveyor.domain.model import DispatchableRun
+from conveyor.domain.model import DispatchableRun, WaitReason
 from conveyor.engine.delivery import (
     AckBatcher,
     Heartbeat,
@@ -31,6 +33,7 @@ from conveyor.engine.delivery import (
     pause_in_place,
     retry_in_place,
 )
+from conveyor.engine.hosts import MessageTurns
 from conveyor.engine.lanes import Lane, Lanes, PutOffRows
 from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace
 from conveyor.engine.planner import (
@@ -47,7 +50,7 @@ from conveyor.engine.policy import Policy
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Handler, Held, Outcome, StagedHandler
-from conveyor.ports.queues import Delivery, QueueMissing, Queues
+from conveyor.ports.queues import Delivery, QueueMissing, Queues, TaskMessage, task_message
 from conveyor.ports.workers import FleetPause
 
 ERROR_PAUSE = 1.0
@@ -68,7 +71,7 @@ class DispatchOptions:
     It makes up to `slots` gateway calls at a time, and a receive hides messages for `visibility`
     seconds. A queue gives a message up after `max_receives`. One `picking` serves one dispatcher.
     Tasks are begun as `outages` lets them pass, and nothing is while there is a `pause`. It looks
-    at its lanes by `looks`, by default the clock of its work.
+    at its lanes by `looks`, by default the clock of its work. Limits of hosts are kept by `turns`.
     """
 
     slots: int
@@ -79,6 +82,7 @@ class DispatchOptions:
     outages: Outages | None = None
     pause: FleetPause = field(default_factory=FleetPause)
     looks: Clock | None = None
+    turns: MessageTurns | None = None
 
 
 _log = logging.getLogger("conveyor.engine")
@@ -89,6 +93,17 @@ def _stages_of(handler: Handler) -> tuple[StagedHandler | None, int]:
     if isinstance(handler, StagedHandler):
         return handler, handler.claims_at_once
     return None, 1
+
+
+def _with_host(message: InHand) -> Delivery:
+    """Return a delivery with the host of its task in its message, if that was learned at its
+    claim."""
+    turn, delivery = message.turn, message.delivery
+    task = delivery.message
+    if turn is None or not turn.is_learned or not isinstance(task, TaskMessage):
+        return delivery
+    known = task_message(task.job_id, task.run_id, task.task_id, turn.host)
+    return msgspec.structs.replace(delivery, message=known)
 
 
 class Dispatcher:
@@ -115,6 +130,8 @@ class Dispatcher:
         self._visibility = options.visibility
         self._polling = options.polling
         self._outages, self._looks = options.outages or Outages(clock), options.looks or clock
+        self._turns = options.turns
+        self._turning: dict[InHand, anyio.CancelScope] = {}
         self._pause = options.pause
         self._pause.on_change(self._note_pause)
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
@@ -154,26 +171,32 @@ class Dispatcher:
 
     async def close_lane(self, run_id: str) -> None:
         """Receive no more for a run, and give its permits back as its messages end."""
-        lane = self.lanes.close(run_id)
-        if lane is not None:
+        lanes = list(self.lanes.close(run_id))
+        for lane in lanes:
             self._withdraw(lane)
+        for lane in lanes:
             await self._empty_buffer(lane)
             await self._tidy(lane)
 
     def halt(self, run_id: str) -> None:
         """Receive no more for a run until its lane is opened again, and make no call from the
         claims that wait for a slot. This never waits; `close_lane` is to follow."""
-        lane = self.lanes.close(run_id)
-        if lane is not None:
+        for lane in self.lanes.close(run_id):
             self._withdraw(lane)
 
     async def evict_lanes(self, *, empty_for: float) -> None:
-        """Close lanes whose queues have been empty for `empty_for` seconds and hide no message."""
-        now = self._clock.monotonic()
-        for lane in list(self.lanes):
-            empty = lane.empty_since is not None and now - lane.empty_since >= empty_for
-            if empty and lane.only_waits and not self._queues.depth(lane.queue):
-                await self.close_lane(lane.run_id)
+        """Close the lanes of runs whose queues have been empty for `empty_for` seconds and hide no
+        message."""
+        since = self._clock.monotonic() - empty_for
+        for lanes in list(self.lanes.runs()):
+            if all(
+                lane.empty_since is not None
+                and lane.empty_since <= since
+                and lane.only_waits
+                and not self._queues.depth(lane.queue)
+                for lane in lanes
+            ):
+                await self.close_lane(lanes[0].run_id)
 
     @property
     def calling(self) -> int:
@@ -246,6 +269,7 @@ class Dispatcher:
                         await self._give_up([ready.popleft()])
                 for lane in self.lanes:
                     await self._empty_buffer(lane)
+                    await self._give_up(list(lane.turned))
                 await self._policy.release()
             self._acknowledger.stop()
 
@@ -332,6 +356,8 @@ class Dispatcher:
         now = self._clock.monotonic()
         for lane in self._policy.tend(now, self._spawn):
             self._fence(lane)
+        if self._turns is not None:
+            self._turns.tend(self._telemetry.fenced)
         oldest = now - min(BUFFER_AGE, self._visibility / 3)
         for lane in self.lanes:
             if lane.buffer and lane.buffer[0][1] <= oldest:
@@ -351,8 +377,16 @@ class Dispatcher:
         self._spawn(partial(self._empty_buffer, lane))
 
     def _withdraw(self, lane: Lane) -> None:
-        """Give up the claims of a lane that wait for a slot, and those that are being made."""
+        """Give up the claims of a lane that wait for a slot, those that are being made, and the
+        messages that wait for their hosts."""
         lane.withdrawals += 1
+        for message, scope in self._turning.items():
+            if message.lane is lane:
+                scope.cancel()
+        if lane.turned:
+            turned = list(lane.turned)
+            lane.turned.clear()
+            self._spawn(partial(self._give_up, turned))
         given_up = [one for one in self._ready if one.lane is lane and one.held is not None]
         if given_up:
             self._ready = deque(one for one in self._ready if one not in given_up)
@@ -411,8 +445,7 @@ class Dispatcher:
                     continue
                 if plan.refill is not None:
                     self._spawn(partial(self._ask, plan.refill))
-                started = InHand(plan.lane, plan.delivery, now, plan.received_at)
-                await self._work(started, scope)
+                await self._work(plan.message, scope)
             woken = False
             # Let all slots that end in the same turn free themselves before one asks for more: this
             # makes one receive of ten instead of ten receives of one.
@@ -437,9 +470,8 @@ class Dispatcher:
         now = self._clock.monotonic()
         ahead = self._pace.allowance(now)
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
-            plan = self._planner.plan(now, ahead)
+            plan = self._planner.plan(now, ahead, starts=False)
             if plan is not None:
-                # Where tasks are claimed ahead, nothing is in a buffer that could be started.
                 assert not isinstance(plan, Start)
                 self._spawn(partial(self._ask, plan))
 
@@ -527,6 +559,8 @@ class Dispatcher:
         messages = [InHand(lane, delivery, now, now) for delivery in received[: plan.count]]
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
+        if self._turns is not None and not lane.is_control:
+            messages = self._let_wait(self._turns, messages, plan.starts)
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
@@ -535,6 +569,63 @@ class Dispatcher:
         if lane.is_control:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
+
+    def _let_wait(
+        self, turns: MessageTurns, messages: list[InHand], starts: Sequence[float]
+    ) -> list[InHand]:
+        """Let messages wait beside the slots whose host is not free; return the others."""
+        left = []
+        for message, start in zip_longest(messages, starts[: len(messages)]):
+            lane = message.lane
+            message.turn = turns.turn_of(lane, message.delivery, start)
+            if message.turn is None or turns.may_go_on(message.turn):
+                left.append(message)
+                continue
+            if lane.host:
+                self._planner.wait(lane)
+            else:
+                message.is_kept = True
+                self._planner.set_aside(lane)
+            self._turning[message] = anyio.CancelScope()
+            self._working[message.delivery.receipt] = message
+            self._spawn(partial(self._await_turn, turns, message))
+        return left
+
+    async def _await_turn(self, turns: MessageTurns, message: InHand) -> None:
+        """Wait until the host of a message is free; then hand it to the slots, or hide it until its
+        place in the host's line."""
+        assert message.turn is not None
+        lane, delivery, place, failed = message.lane, message.delivery, None, True
+        try:
+            with self._turning[message] as scope:
+                message.turn.scope = scope
+                place = await turns.enter(message.turn)
+                failed = False
+        except Exception as error:
+            log_failure(_log, "the ledger did not answer", error)
+            lane.not_before = self._clock.monotonic() + ERROR_PAUSE
+        except BaseException:
+            self._end_wait(message)
+            await self._give_up([message])
+            raise
+        self._end_wait(message)
+        if failed or lane.closed or lane.dropped or self._begins_nothing:
+            await self._give_up([message])
+        elif place is not None:
+            self._put_off(lane, Outcome(waiting=WaitReason.HOST_LIMIT), place)
+            await self._hide(lane, delivery, place)
+            await self._free(message)
+        elif lane.host:
+            self._ready.append(message)
+        else:
+            lane.turned.append(message)
+
+    def _end_wait(self, message: InHand) -> None:
+        del self._turning[message]
+        if message.lane.host:
+            self._planner.wait_no_more(message.lane)
+        else:
+            message.lane.waiting -= 1
 
     async def _claim(self, lane: Lane, messages: list[InHand]) -> list[InHand]:
         """Claim the tasks of messages in one operation; return those that are left to be worked."""
@@ -633,6 +724,8 @@ class Dispatcher:
         """Have a message in hand no longer."""
         lane = message.lane
         try:
+            if message.turn is not None and self._turns is not None:
+                await self._turns.release(message.turn)
             if message.permit:
                 await self._policy.discharge(lane, message.permit)
         finally:
@@ -651,6 +744,8 @@ class Dispatcher:
         lane = message.lane
         self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
+        if message.turn is not None and self._turns is not None:
+            self._turns.begin(message.turn, message.delivery, scope)
         try:
             # Nearly always the first try is the last one: nothing is prepared for another.
             if not message.tries:
@@ -662,6 +757,9 @@ class Dispatcher:
             return await self._retried(message, None)
         finally:
             lane.scopes.discard(scope)
+            if message.turn is not None and self._turns is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._turns.end(message.turn, message.delivery)
 
     async def _retried(self, message: InHand, failure: Exception | None) -> Outcome | Held:
         """Run a handler again, after its failure or after that of a settlement."""
@@ -768,7 +866,8 @@ class Dispatcher:
         lane, delivery = message.lane, message.delivery
         if outcome.hide_for is not None:
             self._put_off(lane, outcome, outcome.hide_for)
-            await self._hide(lane, delivery, outcome.hide_for)
+            fresh = _with_host(message)
+            await self._hide(lane, fresh, outcome.hide_for, is_new=fresh is not delivery)
             return
         self._working.pop(delivery.receipt, None)
         lane.succeed()
@@ -779,10 +878,13 @@ class Dispatcher:
         if outcome.drop_queue is None:
             await self._acknowledger.add(delivery.queue, delivery.receipt)
             return
-        lane.dropped = True
-        self._withdraw(lane)
+        lanes = self.lanes.of(lane.run_id) if lane in self.lanes.of(lane.run_id) else [lane]
+        for one in lanes:
+            one.dropped = True
+            self._withdraw(one)
         if self._finishing is not None:
-            drop = partial(self._drop, delivery, outcome.drop_queue)
+            queues = [one.queue for one in lanes if one is not lane]
+            drop = partial(self._drop, delivery, queues, outcome.drop_queue)
             self._finishing.start_soon(self._beside, drop)
 
     def _put_off(self, lane: Lane, outcome: Outcome, seconds: float) -> None:
@@ -793,10 +895,17 @@ class Dispatcher:
         now = self._clock.monotonic()
         rows.add(now, now + seconds, outcome.waiting)
 
-    async def _drop(self, delivery: Delivery, drop_queue: Callable[[], Awaitable[None]]) -> None:
-        """Acknowledge the last message of a run, then drop its queue: not the other way round,
-        which would ask for a queue that is gone."""
+    async def _drop(
+        self,
+        delivery: Delivery,
+        others: Sequence[str],
+        drop_queue: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Acknowledge the last message of a run and those of its other queues, then drop them all:
+        not the other way round, which would ask for a queue that is gone."""
         await self._acknowledger.finish(delivery.queue, delivery.receipt)
+        for queue in others:
+            await self._acknowledger.finish(queue)
         await log_and_continue(_log, "the queue of an ended run was not dropped", drop_queue)
 
     async def _empty_buffer(self, lane: Lane) -> None:
@@ -805,10 +914,12 @@ class Dispatcher:
             lane.buffer.clear()
             await self._give_back(lane, deliveries)
 
-    async def _hide(self, lane: Lane, delivery: Delivery, seconds: float) -> None:
+    async def _hide(
+        self, lane: Lane, delivery: Delivery, seconds: float, *, is_new: bool = False
+    ) -> None:
         self._working.pop(delivery.receipt, None)
         if not lane.dropped:
-            await self._returns.hide(delivery, seconds)
+            await self._returns.hide(delivery, seconds, is_new=is_new)
 
     async def _give_back(self, lane: Lane, deliveries: list[Delivery]) -> None:
         """Give messages back, unless they go with their queue."""
@@ -822,8 +933,9 @@ class Dispatcher:
         if not lane.closed or lane.is_control:
             return
         await self._policy.leave(lane)
-        if lane.idle and lane.closed:
-            self.lanes.forget(lane)
+        lanes = self.lanes.of(lane.run_id)
+        if lane in lanes and all(one.idle and one.closed for one in lanes):
+            self.lanes.forget(lane.run_id)
 
     # -- parking --
 

@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from conveyor.engine.hosts import Turn
 from conveyor.engine.lanes import Lane
 from conveyor.ports.handler import Held
 from conveyor.ports.queues import Delivery
@@ -27,7 +28,8 @@ class InHand:
     It was received, or tried again, at `since`; its work began at `began`. Its queue hides it for a
     visibility timeout from `hidden_at` on. `held` is its claim, and `permit` the name of its
     permit, once it has one. `tries` counts those that failed. `has_slot` is False while its slot is
-    free, though it is still in hand, and `is_kept` is True while its permit is, too.
+    free, though it is still in hand, and `is_kept` is True while its permit is, too. `turn` is that
+    at its host, where limits of hosts hold.
     """
 
     lane: Lane
@@ -40,6 +42,7 @@ class InHand:
     tries: int = 0
     has_slot: bool = True
     is_kept: bool = False
+    turn: Turn | None = None
 
 
 AHEAD_SPAN = 0.1

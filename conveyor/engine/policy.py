@@ -6,7 +6,7 @@ permit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -80,6 +80,14 @@ class Policy(Protocol):
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Ask the ledger for `count` permits. Raises ConveyorError if it does not answer."""
+        ...
+
+    def take(self, lane: Lane, count: int) -> Sequence[float]:
+        """Take the starts of up to `count` messages that are asked of the lane of one host."""
+        ...
+
+    def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
+        """Have starts again for which no message came."""
         ...
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:

@@ -167,13 +167,6 @@ def host_pause(seconds: float) -> Postponed:
     return Postponed(problem, failure, retry_after=seconds, waiting=reason)
 
 
-def host_limit(seconds: float) -> Postponed:
-    """Return the verdict on a call whose host has as many as a limit allows."""
-    failure = TaskFailure.RATE_LIMITED
-    problem = Problem(failure.value, "the host has no room within its limits", 429)
-    return Postponed(problem, failure, retry_after=seconds, waiting=WaitReason.HOST_LIMIT)
-
-
 def _target_failure(status: int) -> tuple[TaskFailure, bool]:
     if status in (401, 403, 451):
         return TaskFailure.BLOCKED, False

@@ -5,33 +5,24 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
 
 from cachetools import LRUCache
 
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.hosts import HostPolicies, host_and_port, host_key, paces
-from conveyor.domain.model import Job, Problem, TaskFailure, WaitReason
+from conveyor.domain.hosts import HostPolicies, host_and_port, host_key
+from conveyor.domain.model import Job
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import HostPace, HostRefusal, Postponed
+from conveyor.ports.gateway import HostPace, HostRefusal
 from conveyor.ports.pacing import Pacing
 
 MOST_LOWERED = 5_000
-"""Hosts with a lowered ceiling that a worker remembers."""
+"""Hosts of which a worker remembers when it lowered their ceilings."""
 SPREAD = 1.0
 """Seconds over which the first calls after the end of a pause are spread."""
 
 _log = logging.getLogger("conveyor.hosts")
-
-
-@dataclass(slots=True)
-class _Lowered:
-    """A ceiling below `limit`, which this worker lowered last at that monotonic second."""
-
-    limit: int
-    lowered_at: float = -math.inf
 
 
 class HostAnswers:
@@ -44,27 +35,7 @@ class HostAnswers:
         self._pacing = pacing
         self._clock = clock
         self._backoff = backoff
-        self._lowered: LRUCache[str, _Lowered] = LRUCache(MOST_LOWERED)
-
-    async def admit(self, job: Job, url: str) -> None:
-        """Raise Postponed for a call to a host that is closed. Raises ConveyorError(unavailable) if
-        the ledger does not answer."""
-        if not self._policies.hold(job.politeness):
-            return
-        host = host_and_port(url)
-        rules = self._policies.rules_of(host, job.caller, job.politeness)
-        if not rules:
-            return
-        keys = paces(rules, host, job.caller)
-        states = await self._pacing.state(keys)
-        for rule in rules:
-            state = states.get(rule.key)
-            if state is None or not state.ceiling:
-                self._lowered.pop(rule.key, None)
-            elif rule.key not in self._lowered:
-                self._lowered[rule.key] = _Lowered(rule.limit)
-        if closed_for := max((state.closed_for for state in states.values()), default=0.0):
-            raise _closed(closed_for + SPREAD * self._clock.random())
+        self._lowered: LRUCache[str, float] = LRUCache(MOST_LOWERED)
 
     async def refused(self, job: Job, refusal: HostRefusal, *, began: float) -> float | None:
         """Close a host that refused a call, or lower its ceiling if it did not say for how long;
@@ -85,14 +56,12 @@ class HostAnswers:
         return seconds
 
     async def served(self, job: Job, url: str) -> None:
-        """Let the ceiling of a host that answered grow by one, if it was lowered."""
-        if not self._lowered:
-            return
+        """Let the lowered ceiling of a host that answered grow by one."""
         host = host_and_port(url)
         try:
             for rule in self._policies.rules_of(host, job.caller, job.politeness):
-                if rule.key in self._lowered:
-                    await self._pacing.lift(rule.key, self._lowered[rule.key].limit)
+                if rule.limit:
+                    await self._pacing.lift(rule.key, rule.limit)
         except ConveyorError as error:
             log_failure(_log, "the ceiling of a host was not raised", error)
 
@@ -109,16 +78,7 @@ class HostAnswers:
         room for less."""
         if limit <= 1:
             return False
-        known = self._lowered.setdefault(key, _Lowered(limit))
-        if known.lowered_at > began:
+        if self._lowered.get(key, -math.inf) > began:
             return True
-        known.lowered_at = self._clock.monotonic()
+        self._lowered[key] = self._clock.monotonic()
         return await self._pacing.lower(key, limit) > 1
-
-
-def _closed(seconds: float) -> Postponed:
-    """Return the verdict on a call to a host that is closed."""
-    failure = TaskFailure.RATE_LIMITED
-    problem = Problem(failure.value, "the host asked for a pause", 429)
-    reason = WaitReason.HOST_RETRY_AFTER
-    return Postponed(problem, failure, retry_after=seconds, waiting=reason)

@@ -56,7 +56,9 @@ from conveyor.ports.gateway import (
 )
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
+    NO_HOST_TURNS,
     Held,
+    HostTurns,
     Observer,
     Outcome,
     ResultLost,
@@ -107,7 +109,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
 
     Of tasks that ended well, the share `log_ratio` is logged; with `logs_urls` each by its URL.
     With `pack_bodies` small bodies of a run are stored together, where tasks are settled one by
-    one. Without `heeds_robots` the gateway cannot, and tasks that ask for it fail.
+    one.
     """
 
     worker: str
@@ -116,7 +118,6 @@ class TaskOptions(msgspec.Struct, frozen=True):
     max_result_bytes: int
     max_interruptions: int
     pack_bodies: bool = False
-    heeds_robots: bool = True
     log_ratio: float = 1.0
     logs_urls: bool = True
 
@@ -124,7 +125,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPorts:
     """The roles that working tasks uses. Without a `pipeline`, each task is claimed and settled by
-    itself; without `hosts`, no policy holds anywhere."""
+    itself; without `hosts`, no policy holds anywhere. A task that wants robots.txt heeded fails if
+    the gateway does not, without `heeds_robots`."""
 
     tasks: TaskClaims
     runs: WorkerRuns
@@ -137,6 +139,8 @@ class TaskPorts:
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
     hosts: HostAnswers | None = None
+    heeds_robots: bool = False
+    turns: HostTurns = NO_HOST_TURNS
 
 
 @dataclass(slots=True, eq=False)
@@ -204,6 +208,8 @@ class TaskHandler(StagedHandler):
         self._tracer = ports.tracer
         self._pause = ports.pause
         self._hosts = ports.hosts
+        self._heeds_robots = ports.heeds_robots
+        self._turns = ports.turns
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
         self._clock = clock
@@ -542,15 +548,14 @@ class TaskHandler(StagedHandler):
             has_waited=task.waiting_since > 0,
             heeds_robots=job.politeness is not None and job.politeness.robots,
         )
-        if request.heeds_robots and not self._options.heeds_robots:
+        if request.heeds_robots and not self._heeds_robots:
             raise _robots_unread()
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
         if self._outages.awaits_answer:
             self._outages.admit()
-        if self._hosts is not None:
-            await self._hosts.admit(job, task.spec.url)
+        await self._turns.come(task.run_id, task.task_id, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
         held.called_at = began
         try:
@@ -563,8 +568,7 @@ class TaskHandler(StagedHandler):
                 else:
                     size = await self._put(held, content)
             outcome = "successful"
-            if self._hosts is not None:
-                await self._served(held, job, success)
+            await self._served(held, job, success)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
@@ -586,13 +590,15 @@ class TaskHandler(StagedHandler):
 
     async def _served(self, held: ClaimedTask, job: Job, success: Success) -> None:
         """Take in what the host of a result has said."""
-        assert self._hosts is not None
+        if self._hosts is None:
+            return
+        task = held.task
         if success.pace is not None:
             await self._hosts.paced(job, success.pace)
-        if success.refusal is None:
-            await self._hosts.served(job, held.task.spec.url)
-        else:
+        if success.refusal is not None:
             await self._hosts.refused(job, success.refusal, began=held.called_at)
+        elif self._turns.is_lowered(task.run_id, task.task_id):
+            await self._hosts.served(job, task.spec.url)
 
     async def _heed(self, held: ClaimedTask, failure: ScrapeFailed) -> None:
         """Take in what the host of a failed call has said; where a policy holds, its refusal uses

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from bisect import bisect
+from collections import deque
+from itertools import accumulate
 
 from conveyor.domain.hosts import host_and_port
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.engine.reserve import CALLER_KEY
 from conveyor.gateway.problems import unconnected
 from conveyor.ports.gateway import Absence, ScrapeFailed, ScrapeRequest, Shared, Success
-from conveyor.simulation.latency import Latency
+from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Link
 from conveyor.simulation.loop import VirtualTime
 from conveyor.wire.errors import TransportError, TransportTrouble
@@ -25,12 +27,24 @@ _THROTTLED = Problem(code="rate_limited", title="Too many requests", status=429)
 _TIMEOUT = Problem(code="timeout", title="The gateway did not answer in time", status=504)
 
 
-def task_url(job: int, index: int, *, hosts: int = 1) -> str:
-    """Return the URL of a task, by the numbers of its job and of itself, from 0. The jobs share
-    `hosts` if there are several; one job has one host of its own."""
-    if hosts == 1:
-        return f"https://{job}.simulated.example/{index}"
-    return f"https://{index % hosts}.host.simulated.example/{job}/{index}"
+class HostPicker:
+    """Picks the host of each task: one after the other, or by Zipf's law, with that exponent, where
+    `skew` is not 0. One job has one host of its own."""
+
+    def __init__(self, hosts: int, *, skew: float = 0.0, seed: int = 0) -> None:
+        self._hosts = hosts
+        self._random = stream(seed, "hosts")
+        weights = [1 / (number + 1) ** skew for number in range(hosts)] if skew else []
+        self._shares = list(accumulate(weights))
+
+    def url(self, job: int, index: int) -> str:
+        """Return the URL of a task, by the numbers of its job and of itself, from 0."""
+        if self._hosts == 1:
+            return f"https://{job}.simulated.example/{index}"
+        host = index % self._hosts
+        if self._shares:
+            host = bisect(self._shares, self._random.random() * self._shares[-1])
+        return f"https://{host}.host.simulated.example/{job}/{index}"
 
 
 def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
@@ -55,30 +69,103 @@ class Load:
         self.at = at
 
 
+class HostLoad:
+    """The calls of one host: `peak` is the most in flight, `most_starts` the most that began within
+    WINDOW, `starts` all that began, `seconds` the time spent in calls up to the last of them. It is
+    closed until `closed_until`; `uninvited` calls began all the same."""
+
+    __slots__ = (
+        "_at",
+        "_recent",
+        "_spent",
+        "closed_until",
+        "first",
+        "in_flight",
+        "last",
+        "most_starts",
+        "peak",
+        "seconds",
+        "starts",
+        "uninvited",
+    )
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self.in_flight = self.peak = self.most_starts = self.starts = self.uninvited = 0
+        self._spent = self._at = self.first = self.last = self.seconds = 0.0
+        self.closed_until = -1.0
+
+    def begin(self, now: float) -> None:
+        """Note a call that begins."""
+        recent = self._recent
+        self._move(now, 1)
+        self.peak = max(self.peak, self.in_flight)
+        while recent and recent[0] <= now - WINDOW:
+            recent.popleft()
+        recent.append(now)
+        self.most_starts = max(self.most_starts, len(recent))
+        self.uninvited += now < self.closed_until
+        self.first = self.first if self.starts else now
+        self.starts += 1
+        self.last, self.seconds = now, self._spent
+
+    def end(self, now: float) -> None:
+        """Note a call that ends."""
+        self._move(now, -1)
+
+    def use(self, limit: int, rate: float) -> float:
+        """Return the part of its limits that was used, from its first to its last start."""
+        span = self.last - self.first
+        if span <= 0:
+            return 0.0
+        by_limit = self.seconds / (limit * span) if limit else 0.0
+        by_rate = (self.starts - 1) / (rate * span) if rate else 0.0
+        return max(by_limit, by_rate)
+
+    def _move(self, now: float, change: int) -> None:
+        self._spent += self.in_flight * (now - self._at)
+        self._at = now
+        self.in_flight += change
+
+
 class HostLoads:
-    """The calls of each host: `peak` is the most in flight at one, `most_starts` the most that
-    began to one within WINDOW."""
+    """The calls of each host, by name and port."""
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
-        self._in_flight: Counter[str] = Counter()
-        self._starts: dict[str, deque[float]] = {}
-        self.peak = self.most_starts = 0
+        self.loads: dict[str, HostLoad] = {}
+
+    def of(self, host: str) -> HostLoad:
+        """Return the calls of a host."""
+        return self.loads.setdefault(host, HostLoad())
 
     def begin(self, url: str) -> None:
         """Note a call that begins."""
-        host, now = host_and_port(url), self._time.seconds()
-        self._in_flight[host] += 1
-        self.peak = max(self.peak, self._in_flight[host])
-        starts = self._starts.setdefault(host, deque())
-        while starts and starts[0] <= now - WINDOW:
-            starts.popleft()
-        starts.append(now)
-        self.most_starts = max(self.most_starts, len(starts))
+        self.of(host_and_port(url)).begin(self._time.seconds())
 
     def end(self, url: str) -> None:
         """Note a call that ends."""
-        self._in_flight[host_and_port(url)] -= 1
+        self.of(host_and_port(url)).end(self._time.seconds())
+
+    @property
+    def peak(self) -> int:
+        """The most calls in flight of any host."""
+        return max((load.peak for load in self.loads.values()), default=0)
+
+    @property
+    def most_starts(self) -> int:
+        """The most calls that began to any host within WINDOW."""
+        return max((load.most_starts for load in self.loads.values()), default=0)
+
+    @property
+    def uninvited(self) -> int:
+        """The calls that began to a host that was closed."""
+        return sum(load.uninvited for load in self.loads.values())
+
+    def use(self, limit: int, rate: float) -> float:
+        """Return the mean part of their limits that hosts with several calls used."""
+        used = [load.use(limit, rate) for load in self.loads.values() if load.starts > 1]
+        return sum(used) / len(used) if used else 0.0
 
 
 class GatewayService:

@@ -12,7 +12,7 @@ from typing import Any
 from conveyor.client.output import count, duration
 from conveyor.settings import Settings
 from conveyor.simulation import REALISTIC_COOL, JobPlan, Latency, Scenario
-from conveyor.simulation.gateway import call_time, task_url
+from conveyor.simulation.gateway import HostPicker, call_time
 from conveyor.simulation.view import Row, brief, unfinished
 
 RESERVING = ("reserve", "reserve-strict")
@@ -99,8 +99,9 @@ class Question:
         starts = math.ceil(self.tasks / self.hosts)
         longest = (starts - 1) / self.host_rate if self.host_rate else 0.0
         spent = 0.0
+        picker = HostPicker(self.hosts)
         for index in range(self.tasks):
-            url = task_url(0, index, hosts=self.hosts)
+            url = picker.url(0, index)
             took = min(call_time(latency, self.seed, url=url, attempt=1), TIMEOUT)
             longest = max(longest, took)
             spent += took

@@ -14,7 +14,7 @@ The picking rules are fewest calls in flight, which workers use, round robin and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -179,6 +179,13 @@ class ReceiveFirstPolicy:
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Nothing is acquired ahead of messages."""
+
+    def take(self, lane: Lane, count: int) -> Sequence[float]:
+        """Nothing: starts are not booked."""
+        return ()
+
+    def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
+        """Nothing was taken."""
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Ask the ledger for this message's permit."""

@@ -369,6 +369,7 @@ class SimulatedFleet:
             self.time,
             self.trace,
             self.store.unfinished,
+            task_hosts=self.store.task_hosts,
             seed=seed,
             partitions=self.world.partitions,
             partitions_asked=self.world.partitions_asked,

@@ -53,7 +53,8 @@ class Report:
     worker. `lanes` are the runs
     that each worker serves at the end. `peaks` are the most calls in flight of each job,
     `host_peak` those of any host, `host_starts` the most calls that began to one host in a second
-    shortened by 0.1. `finished_at` is the end of each job, None if it has not ended, in the
+    shortened by 0.1; `host_use` is the mean part that hosts with several calls had of their limit
+    or rate, whichever was closer; `uninvited` calls began to hosts that were closed. `finished_at` is the end of each job, None if it has not ended, in the
     order of the plans, as `peaks` are. `events` counts the events in the trace.
     """
 
@@ -96,6 +97,8 @@ class Report:
     peaks: tuple[int, ...]
     host_peak: int
     host_starts: int
+    host_use: float
+    uninvited: int
     lanes: tuple[int, ...]
     finished_at: tuple[float | None, ...]
     events: int
@@ -105,5 +108,9 @@ class Report:
         return {name: getattr(self, name) for name in ROW}
 
     def of_hosts(self) -> dict[str, str | int | float | None]:
-        """Return the figures of the busiest host, for JSON."""
-        return {"host_peak": self.host_peak, "host_starts": self.host_starts}
+        """Return the figures of hosts, for JSON."""
+        return {
+            "host_peak": self.host_peak,
+            "host_starts": self.host_starts,
+            "host_use": round(self.host_use, 4),
+        }

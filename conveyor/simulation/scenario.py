@@ -59,7 +59,8 @@ class Scenario:
     jobs that do not exist. `window`: virtual seconds after which it is cut off, None to run to its
     end. `clock_skew`: maximum seconds that a worker's wall clock is off, either way.
     `run_workers`, `caller_max_inflight`, `host_limit`, `host_rate`: the settings of these names.
-    The tasks of each job are spread over `hosts`.
+    The tasks of each job are spread over `hosts`, evenly, or by Zipf's law with the exponent
+    `host_skew`.
     """
 
     world: World
@@ -78,6 +79,7 @@ class Scenario:
     hosts: int = 1
     host_limit: int = 0
     host_rate: float = 0.0
+    host_skew: float = 0.0
 
     def __post_init__(self) -> None:
         check_kind("Scenario.world", self.world, World, "a World")
@@ -97,6 +99,7 @@ class Scenario:
         if isinstance(self.host_rate, bool | str | NoneType) or not is_rate(self.host_rate):
             words = "must be 0, or from 0.01 to 1,000"
             raise ValueError(f"Scenario.host_rate {words}, not {self.host_rate!r:.60}")
+        check_time("Scenario.host_skew", self.host_skew)
         if not self.jobs:
             raise ValueError("Scenario.jobs must hold a job")
         for number, plan in enumerate(self.jobs):

@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import (
     Job,
@@ -23,7 +24,7 @@ from conveyor.domain.model import (
     TaskSpec,
 )
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES
-from conveyor.simulation.gateway import task_url
+from conveyor.simulation.gateway import HostPicker
 from conveyor.simulation.loop import VirtualTime
 from conveyor.simulation.loop import run as run_in_virtual_time
 from conveyor.simulation.process import SECRET, FleetOptions, SimulatedFleet
@@ -31,6 +32,8 @@ from conveyor.simulation.report import Report
 from conveyor.simulation.rows import RunRows
 from conveyor.simulation.scenario import JobPlan, Scenario
 
+LEAST_ROWS = 1_000
+"""Least rows of a run whose hosts have queues of their own."""
 COLLECT_AFTER = (50_000, 20, 100)
 STALL = 3_600.0
 """Virtual seconds without the end of a task after which a simulation is given up."""
@@ -94,6 +97,7 @@ class _Simulation:
                 host_rate=scenario.host_rate,
             ),
         )
+        self._hosts = HostPicker(scenario.hosts, skew=scenario.host_skew, seed=scenario.seed)
         self._fleet.run_ids = [""] * len(scenario.jobs)
         self._fleet.store.on_ended = self._run_ended
         self._sealer = KeySealer([SECRET])
@@ -169,19 +173,28 @@ class _Simulation:
             stats=RunStats(total=plan.tasks),
         )
         tasks = [
-            NewTask(
-                index,
-                task_id(run_id, index),
-                TaskSpec(url=task_url(place, index, hosts=self._scenario.hosts)),
-            )
+            NewTask(index, task_id(run_id, index), TaskSpec(url=self._hosts.url(place, index)))
             for index in range(plan.tasks)
         ]
         latency = plan.gateway or self._scenario.world.gateway
         fleet.gateway.open(job_id, plan.cap, latency, caller=plan.caller)
         fleet.store.add(job, made, tasks)
-        fleet.queues.send_tasks(job_id, run_id, [(task.index, task.task_id) for task in tasks])
+        self._send(job_id, run_id, tasks)
         fleet.run_ids[place] = run_id
         fleet.trace.note(f"submitted {run_id}")
+
+    def _send(self, job_id: str, run_id: str, tasks: list[NewTask]) -> None:
+        """Enqueue the tasks of a run, those of its first hosts in queues of their own."""
+        fleet, scenario = self._fleet, self._scenario
+        hosts: list[str] = []
+        lanes: tuple[str, ...] = ()
+        if scenario.host_limit or scenario.host_rate:
+            hosts = [host_and_port(task.spec.url) for task in tasks]
+            some = list(dict.fromkeys(hosts))
+            if len(tasks) >= LEAST_ROWS and len(some) > 1:
+                lanes = fleet.store.runs[run_id].add_hosts(some, fleet.clock.now())
+        references = [(task.index, task.task_id) for task in tasks]
+        fleet.queues.send_tasks(job_id, run_id, references, hosts, lanes)
 
     def _run_ended(self, ended: RunRows) -> None:
         self._fleet.trace.note(f"ended {ended.run.run_id} {ended.status}")
@@ -241,6 +254,8 @@ def measure(
         peaks=_peaks(fleet),
         host_peak=gateway.hosts.peak,
         host_starts=gateway.hosts.most_starts,
+        host_use=gateway.hosts.use(scenario.host_limit, scenario.host_rate),
+        uninvited=gateway.hosts.uninvited,
         lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,

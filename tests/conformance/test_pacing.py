@@ -204,6 +204,7 @@ async def test_a_host_that_is_slow_gives_fewer_starts_than_are_asked_for(bench: 
     starts.append(await bench.start(bench.one, bench.b, 0.0))
     assert min(gaps(starts[:4])) >= 4 * STEP - 1e-5
     both = await bench.other.book(bench.b, 0.0, 2, also={bench.a: 0.0})
+    assert both.interval == pytest.approx(4 * STEP)
     assert len(both.starts) < 2 or gaps(list(both.starts))[0] >= 4 * STEP - 1e-5
     assert await bench.one.state([bench.a]) == {}
     await bench.one.slow(bench.b, 4 * STEP, 60.0)

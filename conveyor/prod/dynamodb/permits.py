@@ -406,16 +406,17 @@ class LeasedPacing(Pacing):
         ceilings = [one.ceiling_at(now) for one in known.values()]
         ceiling = min(filter(None, ceilings), default=0)
         closed = [self._closed_for(name, one) for name, one in known.items()]
+        wanted = max((one.interval_at(now) for one in known.values()), default=0.0)
         if closed_for := max(closed, default=0.0):
-            return Booking((), closed_for, ceiling)
+            return Booking((), closed_for, ceiling, wanted)
         for name, one in known.items():
             names[name] = max(names[name], one.interval_at(now))
         paced = {name: step for name, step in names.items() if step > 0}
         # All workers ask in one order, so that no two wait for what the other one has.
         for name in sorted(paced):
             if not await self._has_turn(self._known(name), name, paced[name], count):
-                return Booking((), 0.0, ceiling)
-        return Booking(self._allot(paced, count), 0.0, ceiling)
+                return Booking((), 0.0, ceiling, wanted)
+        return Booking(self._allot(paced, count), 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float) -> float:
         known = self._known(host)

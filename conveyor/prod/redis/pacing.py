@@ -75,12 +75,13 @@ local function drop_idle()
 end
 
 if op == 'book' then
-  local asked, ceiling, closed, following = {}, 0, 0, math.max(now, opens)
+  local asked, ceiling, closed, wanted, following = {}, 0, 0, 0, math.max(now, opens)
   for place = 7, #ARGV, 2 do
     local one = find(ARGV[place])
     asked[#asked + 1] = {ARGV[place], math.max(tonumber(ARGV[place + 1]), one[6]), one}
     if one[4] > 0 and (ceiling == 0 or one[4] < ceiling) then ceiling = one[4] end
     closed = math.max(closed, one[3] - now)
+    wanted = math.max(wanted, one[6])
     following = math.max(following, one[1])
   end
   local starts = {}
@@ -97,7 +98,7 @@ if op == 'book' then
     for _, each in ipairs(asked) do keep(each[1], each[3]) end
     drop_idle()
   end
-  return {math.max(0, closed), ceiling, unpack(starts)}
+  return {math.max(0, closed), ceiling, wanted, unpack(starts)}
 end
 if op == 'state' then
   local told = {}
@@ -165,10 +166,15 @@ class RedisPacing(Pacing):
         if closed_for := max(map(self._closed_for, names)):
             return Booking((), closed_for)
         asked = [part for name, step in names.items() for part in (name, _micros(step))]
-        closed, ceiling, *starts = await self._run("book", count, *asked)
+        closed, ceiling, wanted, *starts = await self._run("book", count, *asked)
         if closed and not also:
             self._remember(host, closed / 1_000_000)
-        return Booking(tuple(start / 1_000_000 for start in starts), closed / 1_000_000, ceiling)
+        return Booking(
+            tuple(start / 1_000_000 for start in starts),
+            closed / 1_000_000,
+            ceiling,
+            wanted / 1_000_000,
+        )
 
     async def line_up(self, host: str, interval: float) -> float:
         (place,) = await self._run("line", host, _micros(interval))
