@@ -16,6 +16,7 @@ from conveyor.aio.outages import Outages
 from conveyor.bootstrap.host_rules import host_policies
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.backoff import Backoff
+from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
@@ -75,6 +76,7 @@ from conveyor.ports.webhooks import Webhooks
 from conveyor.ports.workers import FleetPause, Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
+from conveyor.records.task_sending import TaskSender
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
 from conveyor.wire.errors import TransportError
@@ -312,7 +314,8 @@ class LoopOptions:
     records what is sampled. With `run_workers` a run is served by at least so many workers of the
     fleet, else by every worker. Nothing new starts while there is a `pause`. Where the clock is
     moved by hand, loops that only look sleep on `looks`, events are signed by the clock of the
-    `machine`, and `work` counts what is open.
+    `machine`, and `work` counts what is open. `policies` are the limits of hosts, by default those
+    of the settings.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -326,6 +329,7 @@ class LoopOptions:
     looks: Clock | None = None
     machine: Clock | None = None
     work: OpenWork | None = None
+    policies: HostPolicies | None = None
 
 
 USUAL = LoopOptions()
@@ -364,6 +368,9 @@ def build_worker(
     """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
     own."""
     ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
+    policies = options.policies or host_policies(settings, clock)
+    options = replace(options, policies=policies)
+    sender = TaskSender(binding.queues, binding.runs, binding.tasks, policies, clock)
     looks = options.looks or clock
     deliverer = _deliverer(
         binding, outside.webhooks, settings, clock, telemetry=telemetry, options=options
@@ -376,7 +383,7 @@ def build_worker(
     binding.signals.on_end(telling.wake)
     reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
     tickers = [
-        _sweep_ticker(binding, settings, looks),
+        _sweep_ticker(binding, settings, looks, sender),
         telling,
         _schedule_ticker(
             binding,
@@ -392,7 +399,7 @@ def build_worker(
         telling_ends = TaskFigures(telemetry).tell
         tickers.append(_minutely(telling_ends, clock, what="telling of ended tasks"))
     chores = Chores(
-        control=_control_handlers(binding, settings, clock, work=options.work),
+        control=_control_handlers(binding, settings, clock, sender, work=options.work),
         tickers=tickers,
         overlapping=[sending],
     )
@@ -429,7 +436,7 @@ def assemble_worker(
     name = clock.new_id()
     leases = _leases(name, settings, options)
     policy = options.policy(ports.permits, clock, leases)
-    turns = _host_turns(policy, ports, settings, clock)
+    turns = _host_turns(policy, ports, settings, clock, options.policies)
     outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
         ports.queues,
@@ -650,18 +657,27 @@ def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> Gat
 
 
 def _host_turns(
-    policy: Policy, ports: WorkerPorts, settings: Settings, clock: Clock
+    policy: Policy,
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    policies: HostPolicies | None,
 ) -> MessageTurns | None:
     """Let a worker keep the limits of hosts; one that receives before it has its permits keeps
     none. Raises InvalidSetting for a file of patterns that cannot be used."""
     if not isinstance(policy, ReservePolicy):
         return None
-    policy.hosts = HostPaces(ports.pacing, host_policies(settings, clock), clock)
+    policy.hosts = HostPaces(ports.pacing, policies or host_policies(settings, clock), clock)
     return MessageTurns(policy.hosts, policy, clock)
 
 
 def _control_handlers(
-    binding: Binding, settings: Settings, clock: Clock, *, work: OpenWork | None
+    binding: Binding,
+    settings: Settings,
+    clock: Clock,
+    sender: TaskSender,
+    *,
+    work: OpenWork | None,
 ) -> Mapping[type[Message], Handler]:
     ingest = IngestHandler(
         clock,
@@ -669,6 +685,7 @@ def _control_handlers(
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=sender,
     )
     handlers: dict[type[Message], Handler] = {
         DeleteMessage: DeleteHandler(
@@ -712,7 +729,7 @@ class CountedHandler(Handler):
         await self._handler.renew()
 
 
-def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
+def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock, sender: TaskSender) -> Ticker:
     ports = SweepPorts(
         sweeping=binding.sweeping,
         ingestion=binding.ingestion,
@@ -725,6 +742,7 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=sender,
     )
     options = SweepOptions(
         interval=settings.sweep_interval,

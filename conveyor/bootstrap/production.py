@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from conveyor.bootstrap.host_rules import host_policies
 from conveyor.bootstrap.loop import (
     LoopOptions,
     Outside,
@@ -114,6 +115,7 @@ async def open_role(
     unusable API keys.
     """
     api_keys = _api_keys(settings) if settings.role == "api" else None
+    policies = host_policies(settings, clock)
     with _extra():
         from conveyor.prod.binding import open_binding
     binding = await open_binding(_options(settings), clock, works=api_keys is None, seam=seam)
@@ -124,10 +126,18 @@ async def open_role(
     if api_keys is None:
         watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
-        options = _loop_options(binding, settings, policy, tracer or NO_TRACER)
+        options = replace(
+            _loop_options(binding, settings, policy, tracer or NO_TRACER), policies=policies
+        )
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
-        service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
+        service = Service(
+            binding.ports,
+            _limits(settings, origin),
+            clock,
+            webhooks=webhooks,
+            policies=policies,
+        )
         progress = service.progress
         limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
         _measure_api(telemetry, binding, service, lag, took=limits.took)

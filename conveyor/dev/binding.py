@@ -183,6 +183,7 @@ async def open_binding(
             queues = MemoryQueues(
                 store.tasks.unfinished_after,
                 clock if moved is None else moved.looks,
+                task_hosts=store.tasks.task_hosts,
                 window=options.queue_window,
                 max_receives=options.max_receives,
             )

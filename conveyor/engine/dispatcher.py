@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 
@@ -480,6 +480,8 @@ class Dispatcher:
             if isinstance(plan, Acquire):
                 await self._policy.acquire(plan.lane, plan.count)
                 self._timer_wake.set()
+                if plan.lane.host and not self._begins_nothing:
+                    await self._follow(plan)
             else:
                 await self._receive(plan)
         except Exception as error:
@@ -487,8 +489,38 @@ class Dispatcher:
             plan.lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
 
+    async def _follow(self, plan: Acquire) -> None:
+        """Receive at once that for which permits of a host were asked."""
+        now = self._clock.monotonic()
+        most = self._outages.most_to_ask(now) if self._outages.is_shut else None
+        receive = self._planner.follow(plan, now, most)
+        if receive is not None:
+            if self._outages.is_shut:
+                self._outages.asked(now)
+            await self._receive(receive)
+
+    async def _booked(self, plan: Receive) -> Receive | None:
+        """Book the starts of the messages that a plan asks for; ask for no more messages than there
+        are, for none where there are none."""
+        starts: Sequence[float] = ()
+        try:
+            starts = await self._policy.book(plan.lane, plan.count)
+        finally:
+            if not starts:
+                self._planner.received(plan, 0)
+                self._timer_wake.set()
+        if not starts:
+            return None
+        self._planner.free(plan.lane, plan.count - len(starts))
+        return replace(plan, count=len(starts), starts=starts)
+
     async def _receive(self, plan: Receive) -> None:
         lane = plan.lane
+        if plan.starts is None:
+            booked = await self._booked(plan)
+            if booked is None:
+                return
+            plan = booked
         began = self._clock.monotonic()
         received: list[Delivery] = []
         missing = False
@@ -516,7 +548,7 @@ class Dispatcher:
             await self._take_in(plan, received, now)
             return
         lane.found_nothing(now, empties_before=plan.empties)
-        if now - began < plan.wait or not plan.wait:
+        if now - began < plan.wait or not plan.wait or lane.host:
             # The queue answered without waiting: do not ask it again at once.
             lane.not_before = now + self._polling.pause_after(lane.empties, self._clock.random())
         self._timer_wake.set()
@@ -560,7 +592,7 @@ class Dispatcher:
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
         if self._turns is not None and not lane.is_control:
-            messages = self._let_wait(self._turns, messages, plan.starts)
+            messages = self._let_wait(self._turns, messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)

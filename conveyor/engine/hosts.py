@@ -203,22 +203,15 @@ class HostPaces:
             self._by_lane[lane] = self.under(lane, lane.host)
         return lanes
 
-    def usable(self, lane: Lane, now: float) -> float:
-        """Return for how many messages of a lane there are starts."""
+    def askable(self, lane: Lane, most: int, now: float) -> int:
+        """Return how many messages, of `most`, may be asked of a lane now: those for which there
+        are starts, or else for which some may be booked."""
         pace = self.of(lane)
         if pace is None:
-            return math.inf
-        usable = pace.usable(now)
+            return most
         if pace.ceiling:
-            usable = min(usable, pace.ceiling - lane.busy + lane.unsettled)
-        return usable
-
-    def wanted(self, lane: Lane, most: int, now: float) -> int:
-        """Return how many starts to book for a lane that has none."""
-        pace = self.of(lane)
-        if pace is None or pace.usable(now):
-            return 0
-        return pace.wanted(most, now)
+            most = min(most, pace.ceiling - lane.busy + lane.unsettled)
+        return min(most, pace.usable(now) or pace.wanted(most, now))
 
     def has_starts(self, lane: Lane) -> bool:
         """Tell whether starts of a lane are in hand."""
@@ -240,16 +233,30 @@ class HostPaces:
         pace = self.of(lane)
         return pace is not None and now < pace.closed_until
 
-    async def fill(self, lane: Lane, count: int) -> None:
-        """Book starts for a lane. Raises ConveyorError(unavailable)."""
+    def take(self, lane: Lane, count: int) -> tuple[float, ...] | None:
+        """Take the next starts of a lane out of the hand, for messages that are asked for. None if
+        there are none: then `fill` is to follow."""
         pace = self.of(lane)
-        if pace is None or pace.is_booking:
-            return
-        pace.is_booking = True
+        if pace is None:
+            return ()
+        if not pace.starts:
+            pace.is_booking = True
+            return None
+        return tuple(pace.starts.popleft() for _ in range(min(count, len(pace.starts))))
+
+    async def fill(self, lane: Lane, count: int) -> list[float]:
+        """Book starts for a lane that has none; return those that are near, and keep the others.
+        Raises ConveyorError(unavailable)."""
+        pace = self.of(lane)
+        if pace is None:
+            return []
         try:
-            pace.starts.extend(await self.book(pace, count))
+            starts = await self.book(pace, count)
         finally:
             pace.is_booking = False
+        early = self._clock.monotonic() + AHEAD
+        pace.starts.extend(start for start in starts if start > early)
+        return [start for start in starts if start <= early]
 
     async def book(self, pace: HostPace, count: int) -> list[float]:
         """Book starts of a host under all rules that hold; return their instants."""
@@ -260,13 +267,6 @@ class HostPaces:
         if not starts:
             pace.ask_at = now + BOOK_AGAIN * (0.5 + self._clock.random())
         return starts
-
-    def take(self, lane: Lane, count: int) -> tuple[float, ...]:
-        """Take the next starts of a lane out of the hand, for messages that are asked for."""
-        pace = self.of(lane)
-        if pace is None:
-            return ()
-        return tuple(pace.starts.popleft() for _ in range(min(count, len(pace.starts))))
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again for which no message came."""

@@ -6,9 +6,10 @@ A lease is pure: it has no clock and no ledger. All moments are monotonic second
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from conveyor.domain.backoff import Backoff
-from conveyor.engine.lanes import Lane
+from conveyor.engine.lanes import Lane, RunShare
 from conveyor.ports.permits import LedgerState
 
 FULL_BATCH = 10
@@ -42,6 +43,7 @@ class JobLease:
     """
 
     __slots__ = (
+        "_shares",
         "calling",
         "ceiling",
         "chunk",
@@ -79,6 +81,7 @@ class JobLease:
         self.of_host = of_host
         self.guests = self.knocking = self.ceiling = self.life = 0
         self.lanes: list[Lane] = []
+        self._shares: Counter[RunShare] = Counter()
         self.permits = 0
         self.renewed_at = -math.inf
         self.calling = False
@@ -105,9 +108,21 @@ class JobLease:
         if self.of_host:
             # A permit of a host ends with the call.
             return self.guests + sum(lane.busy - lane.unsettled for lane in self.lanes)
-        if len(self.lanes) == 1:
-            return self.lanes[0].busy
-        return sum(lane.busy for lane in self.lanes)
+        if len(self._shares) == 1:
+            return next(iter(self._shares)).busy
+        return sum(share.busy for share in self._shares)
+
+    def add(self, lane: Lane) -> None:
+        """Have one more lane, whose messages use these permits."""
+        self.lanes.append(lane)
+        self._shares[lane.share] += 1
+
+    def remove(self, lane: Lane) -> None:
+        """Have one lane less."""
+        self.lanes.remove(lane)
+        self._shares[lane.share] -= 1
+        if not self._shares[lane.share]:
+            del self._shares[lane.share]
 
     @property
     def spare(self) -> int:

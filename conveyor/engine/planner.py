@@ -96,7 +96,8 @@ class Receive:
     """Ask a queue for `count` messages to start at once, and for `extra` ones for the buffer.
 
     `empties` is the lane's count at the time of planning; the receive may wait for `wait` seconds.
-    `starts` are those of the messages, where the lane is of one host whose starts are spaced.
+    `starts` are those of the messages, where the lane is of one host; None if they are to be booked
+    first.
     """
 
     lane: Lane
@@ -104,7 +105,7 @@ class Receive:
     extra: int = 0
     wait: float = 0.0
     empties: int = 0
-    starts: Sequence[float] = ()
+    starts: Sequence[float] | None = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +214,29 @@ class Planner:
         """Tell whether a message that is here may take a slot."""
         return bool(lane.buffer or lane.turned) and self._policy.may_start(lane, now)
 
+    def follow(self, plan: Acquire, now: float, most: int | None = None) -> Receive | None:
+        """Return the receive for which permits of a host were asked, if they came."""
+        lane = plan.lane
+        if not lane.host or lane.closed or lane.dropped:
+            return None
+        if lane.probing or now < lane.not_before:
+            return None
+        free = self.room(0) if most is None else min(self.room(0), most)
+        count = min(free, self._policy.may_receive(lane, now), self._most)
+        if count <= 0:
+            return None
+        return self._receive(lane, count, now, may_wait=False, buffers=False)
+
     def received(self, plan: Receive, started: int) -> None:
         """End a receive: `started` of the messages it asked for will be started."""
         lane = plan.lane
         self.free(lane, plan.count - started)
-        self._policy.put_back(lane, plan.starts[started:])
+        if plan.starts:
+            self._policy.put_back(lane, plan.starts[started:])
         lane.refilling -= plan.extra
         if plan.count:
             lane.probing = False
-        if plan.wait and not lane.is_control:
+        if plan.wait and not (lane.is_control or lane.host):
             self._probes -= 1
 
     def free(self, lane: Lane, count: int) -> None:
@@ -302,13 +317,16 @@ class Planner:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
-            return Receive(lane, count, extra=extra, starts=self._policy.take(lane, count))
+            # A start would be lost to a queue that has a message and does not find it.
+            wait = min(self._polling.wait, HOST_WAIT) if lane.host else 0.0
+            starts = self._policy.take(lane, count)
+            return Receive(lane, count, extra=extra, wait=wait, starts=starts)
         wait = 0.0
         lane.probing = True
         probes = max(1, self._slots // PROBE_SHARE)
         if may_wait and (lane.is_control or self._probes < probes):
             wait = min(self._polling.wait, HOST_WAIT) if lane.host else self._polling.wait
-        if wait and not lane.is_control:
+        if wait and not (lane.is_control or lane.host):
             self._probes += 1
         self._book(lane, 1)
         starts = self._policy.take(lane, 1)

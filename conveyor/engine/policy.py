@@ -82,8 +82,14 @@ class Policy(Protocol):
         """Ask the ledger for `count` permits. Raises ConveyorError if it does not answer."""
         ...
 
-    def take(self, lane: Lane, count: int) -> Sequence[float]:
-        """Take the starts of up to `count` messages that are asked of the lane of one host."""
+    def take(self, lane: Lane, count: int) -> Sequence[float] | None:
+        """Take the starts of `count` messages that are asked of the lane of one host; None if they
+        are to be booked first."""
+        ...
+
+    async def book(self, lane: Lane, count: int) -> Sequence[float]:
+        """Book up to `count` starts that were to be booked; return those for which messages may be
+        asked for now. Raises ConveyorError if the ledger does not answer."""
         ...
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:

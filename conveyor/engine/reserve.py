@@ -87,7 +87,7 @@ class ReservePolicy:
 
     def may_receive(self, lane: Lane, now: float) -> int:
         """Return the idle permits, within the room that the job's limit leaves; of a lane of one
-        host no more than there are starts."""
+        host no more than there are starts, or than can be booked."""
         most = lane.room
         for lease in self._leases_of(lane):
             if not self._usable_at(lease, now):
@@ -96,7 +96,7 @@ class ReservePolicy:
             most = min(most, lease.spare - lease.knocking)
         if self.hosts is not None and most > 0:
             if lane.host:
-                most = min(most, int(min(most, self.hosts.usable(lane, now))))
+                most = self.hosts.askable(lane, most, now)
             elif lane.waiting >= MOST_WAITING:
                 return 0
         return max(0, most)
@@ -122,9 +122,6 @@ class ReservePolicy:
             if lease.calling or now < lease.cool_until:
                 return 0
             most = min(most, lease.growth(now))
-        if not lacking and lane.host and self.hosts is not None:
-            spare = min(lease.spare - lease.knocking for lease in self._leases_of(lane))
-            return self.hosts.wanted(lane, max(0, min(most, spare)), now)
         return max(0, most) if lacking else 0
 
     def _lacking(self, lane: Lane, now: float) -> list[JobLease]:
@@ -132,18 +129,11 @@ class ReservePolicy:
         return [lease for lease in self._leases_of(lane) if not self.has_spare(lease, now)]
 
     async def acquire(self, lane: Lane, count: int) -> None:
-        """Ask for `count` permits of each kind that lacks, and starts, if the host of the lane
-        lacks them; stop at the first that is refused."""
+        """Ask for `count` permits of each kind that lacks; stop at the first that is refused."""
         for lease in self._lacking(lane, self._clock.monotonic()):
             if lease.calling or not await self._acquired(lease, count):
                 return
             count = max(1, min(count, lease.permits - lease.busy))
-        if lane.host and self.hosts is not None:
-            count = self.hosts.wanted(lane, count, self._clock.monotonic())
-            if count:
-                await self.hosts.fill(lane, count)
-                for lease in self.lane_leases(lane):
-                    lease.ceiling = self.hosts.ceiling(lane)
 
     async def _acquired(self, lease: JobLease, count: int) -> bool:
         """Ask for `count` more permits; if the ledger refuses, for as many as it said were free.
@@ -167,9 +157,17 @@ class ReservePolicy:
         finally:
             lease.calling = False
 
-    def take(self, lane: Lane, count: int) -> Sequence[float]:
+    def take(self, lane: Lane, count: int) -> Sequence[float] | None:
         """Take starts out of the hand, where the lane is of one host."""
         return self.hosts.take(lane, count) if lane.host and self.hosts is not None else ()
+
+    async def book(self, lane: Lane, count: int) -> Sequence[float]:
+        """Book starts, and heed the ceiling of the host."""
+        assert self.hosts is not None
+        starts = await self.hosts.fill(lane, count)
+        for lease in self.lane_leases(lane):
+            lease.ceiling = self.hosts.ceiling(lane)
+        return starts
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again."""
@@ -260,7 +258,7 @@ class ReservePolicy:
             if not any(not other.closed for other in lease.lanes):
                 lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
             if lane.idle and lane in lease.lanes:
-                lease.lanes.remove(lane)
+                lease.remove(lane)
                 if not lease.lanes and lease.wants:
                     lease.wants = False
                     lease.dirty = True
@@ -328,10 +326,10 @@ class ReservePolicy:
         leases = self._leases_for(lane)
         for lease in before:
             if lease not in leases:
-                lease.lanes.remove(lane)
+                lease.remove(lane)
         for lease in leases:
             if lease not in before:
-                lease.lanes.append(lane)
+                lease.add(lane)
         self._by_lane[lane] = leases
 
     # -- leases --
@@ -343,7 +341,7 @@ class ReservePolicy:
         if leases is None:
             leases = self._by_lane[lane] = self._leases_for(lane)
             for lease in leases:
-                lease.lanes.append(lane)
+                lease.add(lane)
         return leases
 
     def _leases_for(self, lane: Lane) -> tuple[JobLease, ...]:

@@ -39,6 +39,8 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "ResultsPage": schemas.ResultsPage,
     "FailureGroup": schemas.FailureGroupBody,
     "Failures": schemas.FailuresBody,
+    "RunHost": schemas.HostBody,
+    "RunHosts": schemas.HostsBody,
     "Event": schemas.EventBody,
     "History": schemas.HistoryBody,
     "Problem": schemas.ProblemBody,

@@ -12,6 +12,7 @@ are apart, no hints are sent and discovery alone does the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Protocol
 
 import msgspec
@@ -68,9 +69,18 @@ def run_queue(run_id: str) -> str:
     return f"run-{run_id}"
 
 
+MOST_HOST_QUEUES = 63
+"""The most hosts of a run that have a queue of their own: the first ones of its list."""
+
+
 def host_queue(run_id: str, number: int) -> str:
     """Return the name of the queue for the run's host of that number, from 0."""
     return f"run-{run_id}-h{number}"
+
+
+def run_queues(run_id: str, hosts: Sequence[str]) -> list[str]:
+    """Return the names of all queues of a run: its own, and those of its `hosts`."""
+    return [run_queue(run_id), *(host_queue(run_id, number) for number in range(len(hosts)))]
 
 
 class TaskMessage(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
@@ -90,6 +100,24 @@ def task_message(job_id: str, run_id: str, task_id: str, host: str) -> TaskMessa
     if not host:
         return TaskMessage(job_id, run_id, task_id)
     return TaskMessage(job_id, run_id, task_id, HOST_VERSION, host)
+
+
+def task_messages(
+    job_id: str,
+    run_id: str,
+    tasks: Sequence[tuple[int, str]],
+    hosts: Sequence[str],
+    lanes: Sequence[str],
+) -> dict[str, list[TaskMessage]]:
+    """Make the orders to work tasks, of `hosts` or of none, by the queue that each goes into: that
+    of a host if it is among `lanes`, else the run's own, which is there in any case."""
+    queue_of = dict(zip(lanes, run_queues(run_id, lanes)[1:], strict=True))
+    own = run_queue(run_id)
+    messages: dict[str, list[TaskMessage]] = {own: []}
+    for (_, task_id), host in zip(tasks, hosts or repeat("", len(tasks)), strict=True):
+        message = task_message(job_id, run_id, task_id, host)
+        messages.setdefault(queue_of.get(host, own), []).append(message)
+    return messages
 
 
 class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):

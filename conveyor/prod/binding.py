@@ -220,7 +220,7 @@ def _queues(
         aws,
         clock,
         DynamoGenerations(DynamoRunRows(table, RunPlaces(table))),
-        store.tasks.unfinished_after,
+        store.tasks,
         environment=options.environment,
         max_receives=options.max_receives,
         long_polls=options.aws.receive_threads // 2,

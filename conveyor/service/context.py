@@ -9,6 +9,7 @@ from typing import Protocol
 
 from conveyor.aio.outages import Outage
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.hosts import HostPolicies, HostRules
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
 from conveyor.ports.blobs import Blobs
@@ -18,6 +19,7 @@ from conveyor.ports.deliveries import DeliveryLog
 from conveyor.ports.exports import ExportRequests
 from conveyor.ports.idle import OpenWork
 from conveyor.ports.inputs import InputSlots
+from conveyor.ports.pacing import Pacing
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency, RunWrites
 from conveyor.ports.schedules import Schedules
@@ -66,6 +68,9 @@ class ServiceOptions:
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
+NO_LIMITS = HostPolicies(HostRules)
+
+
 class ApiTasks(TaskReader, UnfinishedTasks, Protocol):
     """Tasks as the API reads them and fills queues from them."""
 
@@ -104,6 +109,9 @@ class ApiPorts(Protocol):
     def blobs(self) -> Blobs: ...
 
     @property
+    def pacing(self) -> Pacing: ...
+
+    @property
     def queues(self) -> Queues: ...
 
     @property
@@ -137,8 +145,8 @@ class MovedTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The roles of the store, the clock, the options and the keys, what is away, and what runs wait
-    for."""
+    """The roles of the store, the clock, the options and the keys, the limits of hosts, what is
+    away, and what runs wait for."""
 
     jobs: Jobs
     runs: ApiRuns
@@ -148,11 +156,13 @@ class Context:
     deliveries: DeliveryLog
     schedules: Schedules
     blobs: Blobs
+    pacing: Pacing
     workers: Workers
     clock: Clock
     options: ServiceOptions
     keyring: Keyring
     waits: RunWaits
+    policies: HostPolicies
     outages: Callable[[], Sequence[Outage]] = tuple
     moved: MovedTime | None = None
 

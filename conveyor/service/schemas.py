@@ -579,6 +579,48 @@ class FailuresBody(Struct, frozen=True):
     ]
 
 
+class HostBody(Struct, frozen=True, kw_only=True):
+    """What a run does to one host: its own tasks, and the limits on all calls of its caller there.
+    What the host has said holds over all runs."""
+
+    host: Annotated[str, _text("Name and port.")]
+    pending: Annotated[int, _count("Tasks that wait.")]
+    in_flight: Annotated[int, _count("Tasks in work.")]
+    done: Annotated[int, _count("Tasks that ended successful.")]
+    failed: Annotated[int, _count("Tasks that ended failed.")]
+    limit: (
+        Annotated[int, _count("Most calls in flight that the closest limit allows.", least=1)]
+        | UnsetType
+    ) = UNSET
+    rate: (
+        Annotated[float, _text("Most calls a second that the closest limit allows.")] | UnsetType
+    ) = UNSET
+    ceiling: (
+        Annotated[int, _count("Most calls in flight since the host refused some.", least=1)]
+        | UnsetType
+    ) = UNSET
+    closed_until: (
+        Annotated[str, _instant("The end of the pause that the host asked for.")] | UnsetType
+    ) = UNSET
+
+
+class HostsBody(Struct, frozen=True, kw_only=True):
+    """The hosts of a run, the busiest first. The tasks that were taken over from an earlier run are
+    of none of them."""
+
+    run_id: Annotated[str, _ulid("The run.")]
+    tasks: Annotated[int, _count("Tasks of the run.")]
+    counted_tasks: Annotated[
+        int,
+        _count(
+            "Tasks among which the numbers by host were counted: all, or of a larger run 10,000 "
+            "that are spread evenly over it."
+        ),
+    ]
+    hosts: Annotated[list[HostBody], Meta(description="At most 100.")]
+    more_hosts: Annotated[int, _count("Further hosts of these tasks.")]
+
+
 class EventBody(Struct, frozen=True, kw_only=True):
     """One line of a task's history."""
 

@@ -82,7 +82,8 @@ class Additions:
         for run_id, first in added:
             indexes = range(first, first + len(request.specs))
             references = [(index, ids.task_id(run_id, index)) for index in indexes]
-            await self._notifier.tasks_added(job_id, run_id, references)
+            urls = (spec.url for spec in request.specs)
+            await self._notifier.tasks_added(view.job, run_id, references, urls)
         return answer
 
 
@@ -176,17 +177,18 @@ class Submissions:
         except Exception:
             await self._discard_unless_written(to)
             raise
-        await self._announce(run, tasks)
+        await self._announce(job, run, tasks)
         return answer
 
-    async def _announce(self, run: Run | None, tasks: TaskList) -> None:
+    async def _announce(self, job: Job, run: Run | None, tasks: TaskList) -> None:
         if run is None:
             return
         if tasks.staged:
             await self._notifier.ingest_due(run.job_id, run.run_id)
         else:
             references = [(task.index, task.task_id) for task in tasks.tasks]
-            await self._notifier.tasks_added(run.job_id, run.run_id, references)
+            urls = (task.spec.url for task in tasks.tasks)
+            await self._notifier.tasks_added(job, run.run_id, references, urls)
 
     async def _checked(
         self, caller_id: str, body: Sequence[bytes], to: StagedList, attended: CancelOnDisconnect

@@ -80,20 +80,17 @@ WORKING: tuple[Setting, ...] = (
         "calls",
         "in flight at a time to one host, over all jobs and workers, up to 1,000, 0 for no limit",
         between(0, 1_000),
-        used_by=WORKERS,
     ),
     Setting(
         "host_rate",
         "calls a second",
         "that begin to one host, over all jobs and workers, 0.01 to 1,000, 0 for no limit",
         host_rate,
-        used_by=WORKERS,
     ),
     Setting(
         "hosts",
         "path",
         "of a TOML file of patterns of hosts with limits of their own",
-        used_by=WORKERS,
     ),
     Setting(
         "max_receives",

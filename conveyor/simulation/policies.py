@@ -180,7 +180,11 @@ class ReceiveFirstPolicy:
     async def acquire(self, lane: Lane, count: int) -> None:
         """Nothing is acquired ahead of messages."""
 
-    def take(self, lane: Lane, count: int) -> Sequence[float]:
+    def take(self, lane: Lane, count: int) -> Sequence[float] | None:
+        """Nothing: starts are not booked."""
+        return ()
+
+    async def book(self, lane: Lane, count: int) -> Sequence[float]:
         """Nothing: starts are not booked."""
         return ()
 

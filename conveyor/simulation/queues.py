@@ -17,11 +17,14 @@ from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DEAD_LETTER_QUEUE,
     MAX_BATCH,
+    MOST_HOST_QUEUES,
     Delivery,
     Message,
     QueueMissing,
     TaskMessage,
     run_queue,
+    run_queues,
+    task_messages,
 )
 from conveyor.simulation.latency import stream
 from conveyor.simulation.link import Link, Trace
@@ -29,6 +32,8 @@ from conveyor.simulation.loop import VirtualTime
 
 Unfinished = Callable[[str], Awaitable[list[tuple[int, str]]]]
 """Returns every (index, task_id) of a run that is not terminal."""
+TaskHosts = Callable[[str, Sequence[tuple[int, str]]], Awaitable[list[str]]]
+"""Returns the hosts of tasks of a run."""
 
 
 class _Item:
@@ -114,6 +119,7 @@ class QueueService:
         trace: Trace,
         unfinished: Unfinished,
         *,
+        task_hosts: TaskHosts,
         seed: int = 0,
         partitions: int = 1,
         partitions_asked: int = 1,
@@ -123,6 +129,7 @@ class QueueService:
         self._seconds = time.seconds
         self._trace = trace
         self._unfinished = unfinished
+        self._task_hosts = task_hosts
         self._random = stream(seed, "queues")
         self._partitions = partitions
         self._asked = min(partitions_asked, partitions)
@@ -139,29 +146,29 @@ class QueueService:
 
     # -- queues --
 
-    def open(self, run_id: str) -> None:
-        """Make a run's queue; without effect if it exists."""
-        if run_queue(run_id) not in self._queues:
-            self._make(run_queue(run_id))
-
     def drop(self, run_id: str) -> None:
-        """Remove a run's queue, its messages and its receipts."""
-        queue = self._queues.pop(run_queue(run_id), None)
-        if queue is not None:
-            self._trace.note(f"queue dropped {run_id}")
+        """Remove the queues of a run, their messages and their receipts."""
+        for name in self._of_run(run_id):
+            queue = self._queues.pop(name)
+            self._trace.note(f"queue dropped {name.removeprefix(run_queue(''))}")
             for item in queue.in_hand.values():
                 self._release(item)
             while queue.waiters:
                 queue.waiters.popleft().set()
 
-    async def remake(self, job_id: str, run_id: str) -> None:
-        """Make a missing queue again, with a message for each task that has not ended."""
-        if run_queue(run_id) in self._queues:
+    async def remake(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        """Make the missing queues of a run again, with a message for each task of theirs that has
+        not ended."""
+        names = run_queues(run_id, hosts)
+        if all(name in self._queues for name in names):
             return
         tasks = await self._unfinished(run_id)
-        if run_queue(run_id) not in self._queues:
-            self._trace.note(f"queue made again {run_id}")
-            self.send_tasks(job_id, run_id, tasks)
+        of_tasks = await self._task_hosts(run_id, tasks) if hosts else ()
+        messages = task_messages(job_id, run_id, tasks, of_tasks, hosts)
+        for name in names:
+            if name not in self._queues:
+                self._trace.note(f"queue made again {name.removeprefix(run_queue(''))}")
+                self._fill(name, messages.get(name, ()))
 
     def depth(self, name: str) -> int:
         """Return the number of waiting messages, hidden ones included."""
@@ -170,11 +177,9 @@ class QueueService:
 
     def holds(self, run_id: str) -> set[str]:
         """Return the tasks of a run that a message still names."""
-        queue = self._queues.get(run_queue(run_id))
-        if queue is None:
-            return set()
-        waiting = [item for partition in queue.partitions for item in partition]
-        hidden = [item for *_, item in queue.hidden]
+        queues = [self._queues[name] for name in self._of_run(run_id)]
+        waiting = [item for queue in queues for part in queue.partitions for item in part]
+        hidden = [item for queue in queues for *_, item in queue.hidden]
         return {
             item.message.task_id
             for item in [*waiting, *hidden]
@@ -183,11 +188,28 @@ class QueueService:
 
     # -- messages --
 
-    def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
         """Enqueue references."""
-        self.open(run_id)
-        for _, task_id in tasks:
-            self.send(run_queue(run_id), TaskMessage(job_id, run_id, task_id))
+        for name, messages in task_messages(job_id, run_id, tasks, hosts, lanes).items():
+            self._fill(name, messages)
+
+    def _fill(self, name: str, messages: Sequence[TaskMessage]) -> None:
+        if name not in self._queues:
+            self._make(name)
+        for message in messages:
+            self.send(name, message)
+
+    def _of_run(self, run_id: str) -> list[str]:
+        """Return the names of the queues that a run has."""
+        names = run_queues(run_id, [""] * MOST_HOST_QUEUES)
+        return [name for name in names if name in self._queues]
 
     def send(self, name: str, message: Message, *, delay: float = 0.0) -> None:
         """Enqueue one message, to be seen after `delay` seconds."""
@@ -396,7 +418,7 @@ class SimulatedQueues:
     async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Make a missing queue again, from the rows of its run."""
         back = await self._link.go()
-        await self._service.remake(job_id, run_id)
+        await self._service.remake(job_id, run_id, hosts)
         await self._link.come_back(back)
 
     async def drop_run(self, run_id: str) -> None:
@@ -413,7 +435,7 @@ class SimulatedQueues:
         lanes: Sequence[str] = (),
     ) -> None:
         back = await self._link.go()
-        self._service.send_tasks(job_id, run_id, tasks)
+        self._service.send_tasks(job_id, run_id, tasks, hosts, lanes)
         await self._link.come_back(back)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:

@@ -148,7 +148,12 @@ def _memory(*, reorder: int) -> Callable[[int | None], AbstractAsyncContextManag
     async def opened(max_receives: int | None) -> AsyncIterator[Bench]:
         clock, rows = FakeClock(), Rows()
         queues = MemoryQueues(
-            rows.unfinished_after, clock, window=50, reorder=reorder, max_receives=max_receives
+            rows.unfinished_after,
+            clock,
+            task_hosts=rows.task_hosts,
+            window=50,
+            reorder=reorder,
+            max_receives=max_receives,
         )
         yield Bench(queues, clock, rows)
 
@@ -163,7 +168,13 @@ async def _simulated(max_receives: int | None) -> AsyncIterator[Bench]:
     async def unfinished(run_id: str) -> list[tuple[int, str]]:
         return await rows.unfinished_after(run_id, -1, 1_000_000)
 
-    service = QueueService(time, trace, unfinished, max_receives=max_receives or 1_000_000)
+    service = QueueService(
+        time,
+        trace,
+        unfinished,
+        task_hosts=rows.task_hosts,
+        max_receives=max_receives or 1_000_000,
+    )
     link = Link(
         process="tested",
         gate=Gate(),

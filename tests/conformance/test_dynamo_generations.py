@@ -51,6 +51,26 @@ async def test_who_moved_it_knows_though_the_answer_was_lost(bench: TableBench) 
     assert await generations.follow(run_id, 1) == Generation(2, live=True, moved=True)
 
 
+async def test_each_queue_of_a_host_has_a_number_of_its_own(bench: TableBench) -> None:
+    _, run_id = await bench.observer().submit(1)
+    generations = DynamoGenerations(bench.records)
+    # Nobody makes a queue for a host that the run does not have.
+    assert await generations.follow(run_id, 0, 0) == Generation(0, live=True)
+    await bench.observer().store.runs.add_hosts(run_id, ["a:80", "b:80"], now=0)
+    before = await bench.row(run_id)
+    assert await generations.current(run_id, 1) == Generation(0, live=True)
+    moved = Generation(1, live=True, moved=True, hosts={1: 1})
+    bench.seam.lose_answers(writes)
+    assert await generations.follow(run_id, 0, 1) == moved
+    assert await generations.follow(run_id, 0, 1) == Generation(1, live=True, hosts={1: 1})
+    assert await generations.follow(run_id, 1, 1) == moved._replace(number=2, hosts={1: 2})
+    assert await generations.follow(run_id, 0) == moved._replace(hosts={1: 2})
+    assert await generations.current(run_id, 0) == Generation(0, live=True, hosts={1: 2})
+    assert (await bench.row(run_id)).run == before.run
+    await bench.observer().store.runs.add_hosts(run_id, ["c:80"], now=0)
+    assert await generations.current(run_id) == Generation(1, live=True, hosts={1: 2})
+
+
 async def test_it_does_not_move_once_the_run_has_ended(bench: TableBench) -> None:
     world = bench.observer()
     _, run_id = await world.submit(1)

@@ -22,6 +22,8 @@ from conveyor.intake.rows import RowWriter
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, Message, TemplateMessage
 from conveyor.records.blob_keys import template_key
+from conveyor.records.task_sending import TaskSender
+from conveyor.service.context import NO_LIMITS
 from tests.conformance.bindings import BindingKind
 from tests.conformance.scheduled_jobs import HOUR, schedule_job
 from tests.conformance.world import CALLER, World, spec
@@ -138,6 +140,9 @@ async def test_the_rows_of_a_run_are_those_of_the_template(world: World, blobs: 
             blobs=blobs,
             queues=cast(Any, sent),
             signals=LocalSignals(),
+            sender=TaskSender(
+                cast(Any, sent), world.store.runs, world.store.tasks, NO_LIMITS, world.clock
+            ),
         )
         delivery = Delivery(CONTROL_QUEUE, message, "receipt", 1)
         assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE

@@ -67,6 +67,7 @@ OWN_IDS = [
     "streamJobRun",
     "streamRuns",
     "getRunFailures",
+    "getRunHosts",
     "replayDeliveries",
     "getDelivery",
     "replayDelivery",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from conveyor.dev.queues import no_hosts
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -33,7 +34,12 @@ async def _nothing(_run_id: str) -> list[tuple[int, str]]:
 
 def _service(place: Place, *, tasks: int = 0, partitions: int = 1, asked: int = 1) -> QueueService:
     service = QueueService(
-        place.time, place.trace, _nothing, partitions=partitions, partitions_asked=asked
+        place.time,
+        place.trace,
+        _nothing,
+        task_hosts=no_hosts,
+        partitions=partitions,
+        partitions_asked=asked,
     )
     service.send_tasks(JOB, RUN, [(index, f"t{index}") for index in range(tasks)])
     return service

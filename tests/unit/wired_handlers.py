@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conveyor.domain.api_keys import KeySealer
+from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.delete import DeleteHandler
@@ -25,6 +26,8 @@ from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
+from conveyor.records.task_sending import TaskSender
+from conveyor.service.context import NO_LIMITS
 
 
 def task_handler(
@@ -90,7 +93,13 @@ def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=task_sender(binding, clock),
     )
+
+
+def task_sender(binding: Binding, clock: Clock, policies: HostPolicies = NO_LIMITS) -> TaskSender:
+    """Make a sender of references."""
+    return TaskSender(binding.queues, binding.runs, binding.tasks, policies, clock)
 
 
 def export_handler(binding: Binding, clock: Clock, *, max_bytes: int) -> ExportHandler:
@@ -158,6 +167,7 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=task_sender(binding, clock),
     )
     return Sweeper(ports, clock, options=options)
 

@@ -170,6 +170,7 @@ _callbacks = msgspec.json.Decoder(Callback)
 _webhooks = msgspec.json.Decoder(Webhook)
 _schedulings = msgspec.json.Decoder(Scheduling)
 _politeness = msgspec.json.Decoder(Politeness)
+_hosts = msgspec.json.Decoder(tuple[str, ...])
 _encoder = msgspec.json.Encoder()
 
 
@@ -225,6 +226,7 @@ def to_json(
     | FireRecord
     | RunFinished
     | ResultShape
+    | tuple[str, ...]
     | dict[str, Any],
 ) -> str:
     """Encode a record as the text of a column."""
@@ -340,6 +342,11 @@ def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyR
 def politeness_from(text: str | None) -> Politeness | None:
     """Decode the politeness of a job."""
     return None if text is None else _politeness.decode(text)
+
+
+def hosts_from(text: str) -> tuple[str, ...]:
+    """Decode the hosts of a run that have a queue of their own."""
+    return () if text == "[]" else _hosts.decode(text)
 
 
 def job_from(row: tuple[Any, ...]) -> Job:

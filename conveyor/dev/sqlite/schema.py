@@ -457,6 +457,14 @@ POLITENESS = (
     """,
 )
 
+HOSTS = (
+    """
+    ALTER TABLE runs ADD COLUMN hosts TEXT NOT NULL -- its hosts that have a queue of their own, as
+        -- JSON
+        DEFAULT '[]'
+    """,
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -471,6 +479,7 @@ STEPS = (
     GROUPS_BESIDE_STATES,
     DAILY_TASKS,
     POLITENESS,
+    HOSTS,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

@@ -496,6 +496,9 @@ class LeasedPacing(Pacing):
                     known.began = began
                 known.until = began + lease - step
                 known.lapsed_at = began + known.took + lease
+            else:
+                # Whoever has the turn gives way to those that are counted.
+                await self._count(known, name)
             return state.granted
 
     async def _gives_way(self, known: _Host, name: str, now: float) -> bool:

@@ -152,6 +152,11 @@ COUNTED = "counted"
 """The values of all items together, on the row of an ended run; absent before."""
 SUMS = "sums"
 """The number of writes of that sum."""
+HOSTS = "hosts"
+"""The list of hosts that have a queue of their own; absent without one."""
+HOST_QUEUES = "host_queues"
+"""The map of their queues by number, such as `h0`: the generation, and the token of its last move.
+It is there if `hosts` is."""
 RECOUNTING = "recounting"
 """The token of the recount that closes the items of the epoch; absent without one."""
 
@@ -197,10 +202,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     sum was written on the row. `recounting` is the token of a recount that closes items. `reserved`
     holds additions that are not counted yet, as number of tasks by first index; `given_up` those
     that never will be. `ended_at` is 0 before the end. `subscribers`: an outbox entry for each
-    waits for the end. `politeness` is that of its job. `rows_stamped_at`: settled rows live at
-    least as if they had ended then; `stamping` is a later stamp under way. `expired`: retention has
-    deleted the run. `unsettled`: rows may change or appear, uncounted, after the run's end, so it
-    needs a recount.
+    waits for the end. `politeness` is that of its job; `hosts` are those of its hosts that have a
+    queue of their own. `rows_stamped_at`: settled rows live at least as if they had ended then;
+    `stamping` is a later stamp under way. `expired`: retention has deleted the run. `unsettled`:
+    rows may change or appear, uncounted, after the run's end, so it needs a recount.
     """
 
     run: Run
@@ -233,11 +238,12 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     dispatch_changed_at: int = 0
     subscribers: tuple[Subscriber, ...] = ()
     politeness: Politeness | None = None
+    hosts: tuple[str, ...] = ()
 
     @property
     def has_more(self) -> bool:
         """True if workers need more of the run than the dispatch index has."""
-        return self.politeness is not None
+        return self.politeness is not None or bool(self.hosts)
 
     @property
     def place(self) -> RunPlace:
@@ -438,6 +444,7 @@ def read_run_row(item: Item) -> RunRow:
         dispatch_changed_at=item["dispatch_changed_at"],
         subscribers=tuple(one for one, name in WAITING.items() if item.get(name, False)),
         politeness=_politeness.decode(item["politeness"]) if "politeness" in item else None,
+        hosts=tuple(item.get(HOSTS, ())),
     )
     text = item.get(COUNTED)
     if text is None:
@@ -810,7 +817,7 @@ def _set_state(
         changed_at=at,
         caller=row.caller,
         looked_at=(row.ended_at or at) + ENDED_FOR,
-        has_more=row.has_more,
+        has_more=row.has_more or HOSTS in change.sets,
     )
     for name, value in keys.items():
         if value is None:

@@ -25,6 +25,7 @@ from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, JobStatus, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
+from conveyor.ports.queues import MOST_HOST_QUEUES
 from conveyor.ports.records import (
     ChangedRun,
     DispatchChange,
@@ -37,6 +38,7 @@ from conveyor.ports.records import (
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
+    Plain,
     Query,
     Table,
     Tagged,
@@ -53,6 +55,8 @@ from conveyor.prod.dynamodb.failure_groups import remove_group_items
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.rerun import DynamoReruns
 from conveyor.prod.dynamodb.run_rows import (
+    HOST_QUEUES,
+    HOSTS,
     RUNS_PER_PAGE,
     TRIES,
     Change,
@@ -274,53 +278,65 @@ _NO_GENERATION = Generation(0, live=False)
 
 
 class DynamoGenerations:
-    """Generations of runs' queues. They leave the run's version alone, since no decision about the
-    run depends on them."""
+    """Generations of runs' queues, and of the queues of their hosts. They leave the run's version
+    alone, since no decision about the run depends on them."""
 
     def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
-    async def current(self, run_id: str) -> Generation:
+    async def current(self, run_id: str, host: int | None = None) -> Generation:
         """Read the current generation."""
         place = await self._records.places.find(run_id)
-        return (
-            _NO_GENERATION if place is None else _read_generation(await self._table.get(place.key))
-        )
+        item = None if place is None else await self._table.get(place.key)
+        return _read_generation(item, host)
 
-    async def follow(self, run_id: str, known: int) -> Generation:
+    async def follow(self, run_id: str, known: int, host: int | None = None) -> Generation:
         """Raise the generation of a live run from `known` to `known` + 1, unless another process
         has; return the current one."""
         place = await self._records.places.find(run_id)
         if place is None:
             return _NO_GENERATION
         token = self._table.clock.new_id()
+        update = f"SET {GENERATION} = :next, {GENERATION_MOVED_BY} = :token"
+        condition = f"{GENERATION} = :known"
+        values: dict[str, Plain] = {"next": known + 1, "token": token, "known": known}
+        if host is not None:
+            of_host = f"{HOST_QUEUES}.h{host}"
+            update = f"SET {of_host} = :next"
+            condition = f"{of_host}[0] = :known" if known else f"attribute_not_exists({of_host})"
+            # Without its list of queues a run has none for hosts, and the update is refused.
+            condition = f"attribute_exists({HOST_QUEUES}) AND {condition}"
+            values = {"next": [known + 1, token], **({"known": known} if known else {})}
         live = {f"live_{number}": str(status) for number, status in enumerate(LIVE_RUN_STATES)}
         among = ", ".join(f":{name}" for name in live)
         try:
             item = await self._table.update(
                 place.key,
-                f"SET {GENERATION} = :next, {GENERATION_MOVED_BY} = :token",
-                condition=f"{GENERATION} = :known AND #status IN ({among})",
-                next=known + 1,
-                token=token,
-                known=known,
+                update,
+                condition=f"{condition} AND #status IN ({among})",
+                **values,
                 **live,
             )
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            return _read_generation(conflicting_item(refused), token=token)
-        return _read_generation(item, token=token)
+            return _read_generation(conflicting_item(refused), host, token=token)
+        return _read_generation(item, host, token=token)
 
 
-def _read_generation(item: Item | None, *, token: str = "") -> Generation:
+def _read_generation(item: Item | None, host: int | None, *, token: str = "") -> Generation:
     if item is None:
         return _NO_GENERATION
+    hosts = {int(name[1:]): queue for name, queue in item.get(HOST_QUEUES, {}).items()}
+    number, moved_by = item[GENERATION], item.get(GENERATION_MOVED_BY)
+    if host is not None:
+        number, moved_by = hosts.get(host, (0, None))
     return Generation(
-        item[GENERATION],
+        number,
         live=item["status"] in LIVE_RUN_STATES,
-        moved=bool(token) and item.get(GENERATION_MOVED_BY) == token,
+        moved=bool(token) and moved_by == token,
+        hosts={one: generation for one, (generation, _) in hosts.items()},
     )
 
 
@@ -436,6 +452,7 @@ def _dispatchable(row: RunRow) -> DispatchableRun:
         traceparent=row.run.traceparent,
         caller=row.caller,
         politeness=row.politeness,
+        hosts=row.hosts,
     )
 
 
@@ -648,6 +665,12 @@ class DynamoRuns:
         row = await self._records.read(run_id)
         return None if row is None else (await self._records.with_late_status(row)).run
 
+    async def hosts_of(self, run_id: str) -> tuple[str, ...]:
+        """Return the hosts of a run that have a queue of their own, for an administrator."""
+        place = await self._records.places.find(run_id)
+        row = None if place is None else await self._records.read_bare(place)
+        return () if row is None else row.hosts
+
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:
@@ -700,6 +723,26 @@ class DynamoRuns:
 
     async def purge_run(self, run_id: str) -> None:
         await self._deletion.purge_run(run_id)
+
+    async def add_hosts(self, run_id: str, hosts: Sequence[str], *, now: int) -> tuple[str, ...]:
+        place = await self._records.places.find(run_id)
+        for _ in range(TRIES):
+            row = None if place is None else await self._records.read_bare(place)
+            if row is None:
+                return ()
+            after = tuple(dict.fromkeys([*row.hosts, *hosts]))[:MOST_HOST_QUEUES]
+            if after == row.hosts or not row.live:
+                return row.hosts
+            sets: dict[str, Plain] = {HOSTS: list(after)}
+            if not row.hosts:
+                sets[HOST_QUEUES] = {}
+            try:
+                # With its status, though it stays as it is, the run moves in the dispatch index.
+                change = Change(status=row.run.status, sets=sets)
+                return (await self._records.change(row, change, now=now)).hosts
+            except RunVersionConflict:
+                continue
+        raise contention_error()
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         return await self._dispatch.dispatchable_runs()
