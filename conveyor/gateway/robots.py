@@ -24,7 +24,7 @@ from conveyor.aio.resilience import log_failure
 from conveyor.domain.errors import ConveyorError
 from conveyor.gateway.headers import custom_headers
 from conveyor.gateway.http_client import USER_AGENT
-from conveyor.gateway.problems import bad_target, host_limit, host_pause
+from conveyor.gateway.problems import bad_target, host_delay, host_pause
 from conveyor.gateway.targets import Target, parse_target
 from conveyor.ports.blobs import Content
 from conveyor.ports.clock import Clock
@@ -122,7 +122,7 @@ class RobotsGateway(Gateway):
         pace = self._pace(request, delay) if delay else None
         if pace is not None and not request.has_waited:
             # Its start was booked before anybody knew of the delay.
-            postponed = host_limit(delay * (0.5 + self._clock.random()))
+            postponed = host_delay(delay * (0.5 + self._clock.random()))
             postponed.pace = pace
             raise postponed
         guarded = msgspec.structs.replace(request, guard=partial(self._admit, agent))

@@ -331,7 +331,7 @@ async def test_a_delay_lowers_the_rate_of_the_caller_for_the_fleet(api: Api) -> 
         assert task.attempts == 0
         job = await api.binding.jobs.find_job(work.job_id)
         assert job is not None
-        key = host_key(f"127.0.0.1:{site.server.port}", job.job.caller)
+        key = host_key(f"127.0.0.1:{site.server.port}", job.caller)
         booking = await api.binding.pacing.book(key, 0.0, 2)
         assert booking.starts == (0.0, 7.0)
         await api.clock.advance(outcome.hide_for)

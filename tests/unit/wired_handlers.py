@@ -53,6 +53,7 @@ def task_handler(
         gateway=gateway,
         pipeline=pipeline,
         hosts=hosts,
+        heeds_robots=heeds_robots,
     )
     return TaskHandler(
         ports,
@@ -67,7 +68,6 @@ def task_handler(
             max_result_bytes=1_000,
             max_interruptions=max_interruptions,
             pack_bodies=pack_bodies,
-            heeds_robots=heeds_robots,
         ),
     )
 

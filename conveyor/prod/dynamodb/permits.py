@@ -412,6 +412,8 @@ class LeasedPacing(Pacing):
         for name, one in known.items():
             names[name] = max(names[name], one.interval_at(now))
         paced = {name: step for name, step in names.items() if step > 0}
+        if not paced:
+            return Booking((0.0,) * count, 0.0, ceiling, wanted)
         # All workers ask in one order, so that no two wait for what the other one has.
         for name in sorted(paced):
             if not await self._has_turn(self._known(name), name, paced[name], count):
@@ -436,7 +438,9 @@ class LeasedPacing(Pacing):
                 before, closing=stamp, closed_until=now + lasts, lasts=lasts
             )
 
-        await self._change(host, closed)
+        began = self._clock.monotonic()
+        after = await self._change(host, closed)
+        self._seen[host] = after.closing, began
 
     async def lower(self, host: str, limit: int) -> int:
         def lowered(before: _Refusals, stamp: str) -> _Refusals:
@@ -526,7 +530,7 @@ class LeasedPacing(Pacing):
             starts.append(start - now)
             for known, step in hosts:
                 known.following = start + step
-        return tuple(starts) if hosts else (0.0,) * count
+        return tuple(starts)
 
     async def _count(self, known: _Host, name: str) -> None:
         """Count the workers that share a host, now and then."""
