@@ -179,27 +179,16 @@ class Planner:
             free = min(free, most)
         if free <= 0:
             return None
-        policy = self._policy
 
         def eligible(lane: Lane) -> bool:
-            if lane.closed or lane.dropped:
-                return False
-            if starts and self._may_start(lane, now):
-                return True
-            rests = lane.probing or now < lane.not_before
-            if rests and not (starts and lane.turned):
-                return False
-            if not rests and policy.may_receive(lane, now) > 0:
-                return True
-            return policy.may_acquire(lane, free, now) > 0
+            return self._is_eligible(lane, free, now, starts=starts)
 
         lane = self._picking.pick(self._lanes, eligible)
         if lane is None:
             return None
         if starts and self._may_start(lane, now):
             return self._start(lane, now, refills=most is None)
-        rests = lane.probing or now < lane.not_before
-        count = 0 if rests else min(free, policy.may_receive(lane, now))
+        count = min(free, self._may_receive(lane, now))
         if count > 0:
             alone = not lane.empties or all(
                 other.empties or not eligible(other) for other in self._lanes
@@ -208,7 +197,25 @@ class Planner:
                 count = min(count, self._polling.batch)
             count = min(count, self._most)
             return self._receive(lane, count, now, may_wait=alone, buffers=most is None)
-        return Acquire(lane, policy.may_acquire(lane, free, now))
+        return Acquire(lane, self._policy.may_acquire(lane, free, now))
+
+    def _is_eligible(self, lane: Lane, free: int, now: float, *, starts: bool) -> bool:
+        if lane.closed or lane.dropped:
+            return False
+        if starts and self._may_start(lane, now):
+            return True
+        if self._may_receive(lane, now) > 0:
+            return True
+        rests = lane.probing or now < lane.not_before
+        if rests and not (starts and lane.turned):
+            return False
+        return self._policy.may_acquire(lane, free, now) > 0
+
+    def _may_receive(self, lane: Lane, now: float) -> int:
+        """Return how many messages may be asked of a lane, none while it rests."""
+        if lane.probing or now < lane.not_before:
+            return 0
+        return self._policy.may_receive(lane, now)
 
     def _may_start(self, lane: Lane, now: float) -> bool:
         """Tell whether a message that is here may take a slot."""
@@ -219,10 +226,8 @@ class Planner:
         lane = plan.lane
         if not lane.host or lane.closed or lane.dropped:
             return None
-        if lane.probing or now < lane.not_before:
-            return None
         free = self.room(0) if most is None else min(self.room(0), most)
-        count = min(free, self._policy.may_receive(lane, now), self._most)
+        count = min(free, self._may_receive(lane, now), self._most)
         if count <= 0:
             return None
         return self._receive(lane, count, now, may_wait=False, buffers=False)

@@ -345,7 +345,7 @@ class ReservePolicy:
         return leases
 
     def _leases_for(self, lane: Lane) -> tuple[JobLease, ...]:
-        leases = (self._lease(lane.job_id, lane.limit),)
+        leases: tuple[JobLease, ...] = (self._lease(lane.job_id, lane.limit),)
         caller = lane.owner.caller
         if self._caller_limit and caller:
             leases += (self._lease(CALLER_KEY + caller, self._caller_limit, of_caller=True),)

@@ -50,12 +50,12 @@ class Report:
     them. `peak_granted` is the most permits of one job at any write of the permit store,
     `granted_over` the most above its cap. `unreached` calls found no gateway. `abandoned` calls
     belong to processes paused until their permits lapsed, `fenced` ones were cut off by their
-    worker. `lanes` are the runs
-    that each worker serves at the end. `peaks` are the most calls in flight of each job,
-    `host_peak` those of any host, `host_starts` the most calls that began to one host in a second
-    shortened by 0.1; `host_use` is the mean part that hosts with several calls had of their limit
-    or rate, whichever was closer; `uninvited` calls began to hosts that were closed. `finished_at` is the end of each job, None if it has not ended, in the
-    order of the plans, as `peaks` are. `events` counts the events in the trace.
+    worker. `lanes` are the runs that each worker serves at the end. `peaks` are the most calls in
+    flight of each job, `host_peak` those of any host, `host_starts` the most calls that began to
+    one host in a second shortened by 0.1; `host_use` is the mean part that hosts with several calls
+    had of their limit or rate, whichever was closer; `uninvited` calls began to hosts that were
+    closed. `finished_at` is the end of each job, None if it has not ended, in the order of the
+    plans, as `peaks` are. `events` counts the events in the trace.
     """
 
     world: str

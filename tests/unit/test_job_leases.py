@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.engine.lanes import Lane
-from conveyor.engine.reserve import (
+from conveyor.engine.leases import (
     IDLE_AFTER,
     REFUSAL_CAP,
     REFUSAL_CAP_PER_WORKER,
@@ -22,7 +22,7 @@ from conveyor.ports.queues import Delivery, TaskMessage
 def lease_with_a_lane(*, permits: int) -> tuple[JobLease, Lane]:
     lane = Lane(queue="run-a", run_id="a", job_id="job", limit=100, priority=5)
     lease = JobLease("job", 100)
-    lease.lanes.append(lane)
+    lease.add(lane)
     lease.permits = permits
     return lease, lane
 

@@ -315,7 +315,7 @@ async def test_a_report_is_bounded_and_leaves_idle_lanes_out_first() -> None:
         assert (long.lanes[0].run_id, len(long.lanes) + long.lanes_left_out) == ("zz-busy", 1_101)
         for lane in list(world.dispatcher.lanes):
             if lane.run_id != "zz-busy":
-                world.dispatcher.lanes.forget(lane)
+                world.dispatcher.lanes.forget(lane.run_id)
 
 
 def idle(run_id: str) -> DispatchableRun:
