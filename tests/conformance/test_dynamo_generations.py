@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from conveyor.prod.dynamodb.runs import DynamoGenerations
+from conveyor.prod.dynamodb.runs import DynamoGenerations, DynamoRuns
 from conveyor.prod.sqs.registry import Generation
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
@@ -56,7 +56,7 @@ async def test_each_queue_of_a_host_has_a_number_of_its_own(bench: TableBench) -
     generations = DynamoGenerations(bench.records)
     # Nobody makes a queue for a host that the run does not have.
     assert await generations.follow(run_id, 0, 0) == Generation(0, live=True)
-    await bench.observer().store.runs.add_hosts(run_id, ["a:80", "b:80"], now=0)
+    await DynamoRuns(bench.records).add_hosts(run_id, ["a:80", "b:80"], now=0)
     before = await bench.row(run_id)
     assert await generations.current(run_id, 1) == Generation(0, live=True)
     moved = Generation(1, live=True, moved=True, hosts={1: 1})
@@ -67,7 +67,7 @@ async def test_each_queue_of_a_host_has_a_number_of_its_own(bench: TableBench) -
     assert await generations.follow(run_id, 0) == moved._replace(hosts={1: 2})
     assert await generations.current(run_id, 0) == Generation(0, live=True, hosts={1: 2})
     assert (await bench.row(run_id)).run == before.run
-    await bench.observer().store.runs.add_hosts(run_id, ["c:80"], now=0)
+    await DynamoRuns(bench.records).add_hosts(run_id, ["c:80"], now=0)
     assert await generations.current(run_id) == Generation(1, live=True, hosts={1: 2})
 
 

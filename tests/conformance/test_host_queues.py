@@ -94,12 +94,11 @@ async def test_a_host_gets_its_queue_while_the_run_is_worked(bench: Bench) -> No
     await fill(bench, *range(12, 18))
     await bench.queues.delete(QUEUE, [delivery.receipt for delivery in early])
     found = await drained(bench)
-    found[QUEUE] = sorted([*found[QUEUE], *indexes_of(early)])
-    assert found == {
-        QUEUE: [*range(6), 7, 8, 10, 11, 14, 17],
-        A: [6, 9, 12, 15],
-        B: [13, 16],
-    }
+    found[QUEUE] += indexes_of(early)
+    assert sorted(index for indexes in found.values() for index in indexes) == list(range(18))
+    # References that were sent before may follow, and never go where nobody expects them.
+    assert {6, 9, 12, 15} <= set(found[A]) <= set(range(0, 18, 3))
+    assert {13, 16} <= set(found[B]) <= set(range(1, 18, 3))
 
 
 async def test_a_message_of_a_host_is_hidden_given_back_and_deleted_like_any_other(

@@ -264,17 +264,14 @@ async def test_the_queues_of_hosts_together_read_each_row_about_once() -> None:
     queues = _queues_of_hosts(store, window=2_000)
     await queues.open_run(JOB, RUN, LANES)
     names = run_queues(RUN, LANES)
-    for name in names[::-1]:
-        batch = await queues.receive(name, limit=1, visibility=0.0)
-        await queues.change_visibility(name, [one.receipt for one in batch], visibility=0)
-    # One read served all three.
-    assert store.reads == 1
     taken = {name: await take_all(queues, store, name) for name in names}
     assert {name: sorted(some) for name, some in taken.items()} == {
         names[1]: list(range(0, 3_000, 3)),
         names[2]: list(range(1, 3_000, 3)),
         names[0]: list(range(2, 3_000, 3)),
     }
+    # Each read served all three.
+    assert store.reads <= 3_000 // 250 + 3
 
 
 async def test_a_host_whose_window_is_full_holds_no_other_up() -> None:
@@ -282,8 +279,10 @@ async def test_a_host_whose_window_is_full_holds_no_other_up() -> None:
     queues = _queues_of_hosts(store, window=20)
     await queues.send_tasks(JOB, RUN, tasks(range(900)), store.hosts_of(tasks(range(900))), LANES)
     own, slow, quick = run_queues(RUN, LANES)
-    held = await queues.receive(slow, limit=10, visibility=3_600)
-    assert indexes_of(held) == list(range(0, 30, 3))
+    held: list[Delivery] = []
+    while batch := await queues.receive(slow, limit=10, visibility=3_600):
+        held += batch
+    assert indexes_of(held) == list(range(0, 60, 3))
     assert await take_all(queues, store, quick) == list(range(1, 900, 3))
     assert await take_all(queues, store, own) == list(range(2, 900, 3))
     for name in (own, slow, quick):
