@@ -33,7 +33,7 @@ from conveyor.engine.delivery import (
     pause_in_place,
     retry_in_place,
 )
-from conveyor.engine.hosts import MessageTurns
+from conveyor.engine.hosts import MessageTurns, Turn
 from conveyor.engine.lanes import Lane, Lanes, PutOffRows
 from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace
 from conveyor.engine.planner import (
@@ -627,21 +627,18 @@ class Dispatcher:
         """Wait until the host of a message is free; then hand it to the slots, or hide it until its
         place in the host's line."""
         assert message.turn is not None
-        lane, delivery, place, failed = message.lane, message.delivery, None, True
+        lane, delivery, place, ended = message.lane, message.delivery, None, False
         try:
             with self._turning[message] as scope:
                 message.turn.scope = scope
-                place = await turns.enter(message.turn)
-                failed = False
-        except Exception as error:
-            log_failure(_log, "the ledger did not answer", error)
-            lane.not_before = self._clock.monotonic() + ERROR_PAUSE
+                place = await self._turned(turns, message.turn)
+                ended = True
         except BaseException:
             self._end_wait(message)
             await self._give_up([message])
             raise
         self._end_wait(message)
-        if failed or lane.closed or lane.dropped or self._begins_nothing:
+        if not ended or lane.closed or lane.dropped or self._begins_nothing:
             await self._give_up([message])
         elif place is not None:
             self._put_off(lane, Outcome(waiting=WaitReason.HOST_LIMIT), place)
@@ -651,6 +648,20 @@ class Dispatcher:
             self._ready.append(message)
         else:
             lane.turned.append(message)
+
+    async def _turned(self, turns: MessageTurns, turn: Turn) -> float | None:
+        """Wait for the turn of a message. While the ledger is away it stays in hand: given back, it
+        would come again at once."""
+        failed = False
+        while True:
+            try:
+                return await turns.enter(turn)
+            except Exception as error:
+                if not failed:
+                    log_failure(_log, "the ledger did not answer", error)
+                failed = True
+                turn.lane.rest_until(self._clock.monotonic() + ERROR_PAUSE)
+                await self._clock.sleep(ERROR_PAUSE)
 
     def _end_wait(self, message: InHand) -> None:
         del self._turning[message]

@@ -88,8 +88,8 @@ class Lane:
     call has ended; `admitted` those that hold a permit. `kept` counts messages in hand beside
     those: their calls have ended and their permits are back, or they wait for their host. `turned`
     are those of them whose host has come free; `waiting` counts all that wait for it, here or with
-    a permit. `buffer` holds messages received beyond the permits, each with the moment it came; `refilling`
-    counts those asked for to fill it. `scopes` are the calls under way. `empties` counts empty
+    a permit. `buffer` holds messages received beyond the permits, each with the moment it came;
+    `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties` counts empty
     receives in a row, since `empty_since`. The lane is not polled before `not_before`; its queue is
     lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments are monotonic
     seconds. A closed lane ends with its last message. The queue of a `dropped` lane is gone, or
