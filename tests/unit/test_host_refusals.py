@@ -22,8 +22,8 @@ from tests.unit.wire_server import RawServer, raw_server
 
 CAP = 100.0
 BASE = 1.0
-POLITE = {"politeness": {"per_host": 8}}
-PRIVATE = {"zenrows_params": {"custom_headers": '{"Cookie": "a=b"}'}}
+POLITE: dict[str, Any] = {"politeness": {"per_host": 8}}
+PRIVATE: dict[str, Any] = {"zenrows_params": {"custom_headers": '{"Cookie": "a=b"}'}}
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.unit.http_api import Api, open_api, problem_of
 from tests.unit.wire_server import Peer, RawServer, answer, raw_server
 
 FILE = "/robots.txt"
-POLITE = {"politeness": {"robots": True}}
+POLITE: dict[str, Any] = {"politeness": {"robots": True}}
 
 
 @pytest.fixture
