@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from conveyor import __version__
 from conveyor.aio.outages import Outages
 from conveyor.bootstrap.host_rules import host_policies
 from conveyor.domain.api_keys import KeySealer, secret_bytes
+from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
@@ -37,6 +39,7 @@ from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
@@ -49,7 +52,7 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
-from conveyor.ports.handler import NO_HOST_TURNS, Handler, HostTurns, Outcome, Throttled
+from conveyor.ports.handler import NO_HOST_TURNS, Handler, Outcome, Throttled
 from conveyor.ports.idle import OpenWork, counted
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.pacing import Pacing
@@ -66,6 +69,7 @@ from conveyor.ports.queues import (
     TemplateMessage,
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
+from conveyor.ports.robots import RobotsFiles
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
@@ -247,6 +251,8 @@ def service_options(
         heartbeat=_heartbeat(settings),
         max_streams=settings.max_streams,
         max_caller_streams=settings.max_caller_streams,
+        # The gateway of a fleet is known to its workers alone: they refuse each task.
+        heeds_robots=bool(settings.role) or can_heed_robots(settings),
         older_secrets=older_secrets,
     )
 
@@ -271,7 +277,7 @@ and of the time to count there is a line in each minute."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
     """The roles that discovering and working tasks uses; `sealer` opens callers' keys. Without
-    `workers` the worker says nothing of itself."""
+    `workers` the worker says nothing of itself, without `robots` it reads no robots.txt."""
 
     jobs: JobLookup
     runs: WorkerRuns
@@ -285,6 +291,7 @@ class WorkerPorts:
     sealer: KeySealer
     pipeline: Pipeline | None = None
     workers: Workers | None = None
+    robots: RobotsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +351,7 @@ def _worker_ports(
         sealer=KeySealer(_sealing_secrets(binding, settings)),
         pipeline=binding.pipeline,
         workers=binding.workers,
+        robots=binding.robots,
     )
 
 
@@ -435,14 +443,12 @@ def assemble_worker(
         policy,
         clock,
         task_handler=_task_handler(
+            _task_ports(ports, settings, clock, outages=outages, options=options, turns=turns),
             ports,
             settings,
             clock,
             worker=name,
             telemetry=telemetry,
-            outages=outages,
-            options=options,
-            turns=turns or NO_HOST_TURNS,
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
@@ -570,31 +576,48 @@ def _discovery(
     )
 
 
+def _task_ports(
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    outages: Outages,
+    options: LoopOptions,
+    turns: MessageTurns | None,
+) -> TaskPorts:
+    heeding = _heeding_robots(ports, settings, clock)
+    backoff = Backoff(settings.retry_base, settings.retry_cap)
+    answers = None
+    if turns is not None:
+        answers = HostAnswers(turns.policies, ports.pacing, clock, backoff=backoff)
+    return TaskPorts(
+        tasks=ports.tasks,
+        runs=ports.runs,
+        blobs=ports.blobs,
+        queues=ports.queues,
+        signals=ports.signals,
+        gateway=heeding or ports.gateway,
+        heeds_robots=heeding is not None,
+        pipeline=ports.pipeline,
+        outages=outages,
+        tracer=options.tracer,
+        pause=options.pause,
+        hosts=answers,
+        turns=turns or NO_HOST_TURNS,
+    )
+
+
 def _task_handler(
+    task_ports: TaskPorts,
     ports: WorkerPorts,
     settings: Settings,
     clock: Clock,
     *,
     worker: str,
     telemetry: Telemetry,
-    outages: Outages,
-    options: LoopOptions,
-    turns: HostTurns,
 ) -> TaskHandler:
     return TaskHandler(
-        TaskPorts(
-            tasks=ports.tasks,
-            runs=ports.runs,
-            blobs=ports.blobs,
-            queues=ports.queues,
-            signals=ports.signals,
-            gateway=ports.gateway,
-            pipeline=ports.pipeline,
-            outages=outages,
-            tracer=options.tracer,
-            pause=options.pause,
-            turns=turns,
-        ),
+        task_ports,
         JobTemplates(ports.jobs, ports.sealer),
         clock,
         retry_policy=RetryPolicy(
@@ -616,6 +639,21 @@ def _task_handler(
             logs_urls=not settings.role,
         ),
     )
+
+
+def can_heed_robots(settings: Settings) -> bool:
+    """Tell whether the gateway that the settings name can heed robots.txt: the direct one, if the
+    package for it is installed."""
+    return settings.gateway == "direct" and find_spec("protego") is not None
+
+
+def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> Gateway | None:
+    """Put what reads robots.txt in front of the gateway; None where it cannot be heeded."""
+    if ports.robots is None or not can_heed_robots(settings):
+        return None
+    from conveyor.gateway.robots import RobotsGateway
+
+    return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock)
 
 
 def _host_turns(

@@ -18,7 +18,7 @@ from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
 from conveyor.dev.directory import DataDirectory
 from conveyor.dev.files import FileBlobs, holds_bodies
-from conveyor.dev.pacing import MemoryPacing
+from conveyor.dev.pacing import MemoryPacing, MemoryRobots
 from conveyor.dev.permits import MemoryPermits, MemoryWorkers
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
@@ -193,7 +193,12 @@ async def open_binding(
         aclose = opened.pop_all().aclose
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
     memory = _Memory(
-        queues, LocalSignals(), MemoryPermits(clock), MemoryWorkers(clock), MemoryPacing(clock)
+        queues,
+        LocalSignals(),
+        MemoryPermits(clock),
+        MemoryWorkers(clock),
+        MemoryPacing(clock),
+        MemoryRobots(clock),
     )
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
     return DevBinding(ports, directory, store, queues, _clearing(store, blobs, callbacks, memory))
@@ -220,6 +225,7 @@ class _Memory(NamedTuple):
     permits: MemoryPermits
     workers: MemoryWorkers
     pacing: MemoryPacing
+    robots: MemoryRobots
 
     def clear(self) -> None:
         """Forget everything."""
@@ -270,6 +276,7 @@ def _ports(
         blobs=blobs,
         permits=memory.permits,
         pacing=memory.pacing,
+        robots=memory.robots,
         signals=memory.signals,
         workers=memory.workers,
         root_secret=directory.secret,

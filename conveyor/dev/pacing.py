@@ -1,4 +1,4 @@
-"""The pacing port in memory, for the workers of one process."""
+"""The pacing and the robots port in memory, for the workers of one process."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from conveyor.ports.pacing import (
     HostState,
     Pacing,
 )
+from conveyor.ports.robots import KeptFile, RobotsFiles
 
 _SLACK = 64
 
@@ -68,8 +69,9 @@ class MemoryPacing(Pacing):
         asked = [(self._host(name, now), step) for name, step in {**also, host: interval}.items()]
         states = [known.state(now) for known, _ in asked]
         ceiling = min((one.ceiling for one in states if one.ceiling), default=0)
+        wanted = max(known.step(0.0, now) for known, _ in asked)
         if closed_for := max(one.closed_for for one in states):
-            return Booking((), closed_for, ceiling)
+            return Booking((), closed_for, ceiling, wanted)
         starts: list[float] = []
         while len(starts) < count:
             start = max(now, self._opens_at, *(known.following for known, _ in asked))
@@ -78,7 +80,7 @@ class MemoryPacing(Pacing):
             starts.append(start - now)
             for known, step in asked:
                 known.following = start + known.step(step, now)
-        return Booking(tuple(starts), 0.0, ceiling)
+        return Booking(tuple(starts), 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float) -> float:
         now = self._clock.monotonic()
@@ -130,3 +132,28 @@ class MemoryPacing(Pacing):
                 self._sweep_at = 2 * len(kept) + _SLACK
             self._hosts[name] = _Host(following=now)
         return self._hosts[name]
+
+
+class MemoryRobots(RobotsFiles):
+    """The robots port in memory. Files that are over are forgotten now and then."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._files: dict[str, tuple[bytes, float]] = {}
+        self._sweep_at = _SLACK
+
+    async def find(self, origin: str) -> KeptFile | None:
+        content, until = self._files.get(origin, (b"", 0.0))
+        left = until - self._clock.monotonic()
+        return KeptFile(content, left) if content and left > 0 else None
+
+    async def keep(self, origin: str, content: bytes, seconds: float) -> None:
+        now = self._clock.monotonic()
+        if len(self._files) >= self._sweep_at:
+            self._files = {of: file for of, file in self._files.items() if file[1] > now}
+            self._sweep_at = 2 * len(self._files) + _SLACK
+        self._files[origin] = content, now + seconds
+
+    def clear(self) -> None:
+        """Forget all files."""
+        self._files.clear()

@@ -8,7 +8,7 @@ calls of all callers together. Those of a job bound the calls of its caller.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -151,6 +151,15 @@ class HostPolicies:
             own = HostRule(host, politeness.per_host, politeness.per_host_rate, caller)
             return servers, own
         return (servers,) if servers.limit or servers.rate else ()
+
+
+def paces(rules: Sequence[HostRule], host: str, caller: str) -> dict[str, float]:
+    """Return the least seconds between two starts by the keys under which they are booked, for the
+    calls of a caller at a host with rules. A host may be closed under each of these keys, so the
+    caller's own is among them even if no rule has it."""
+    steps = {rule.key: 1 / rule.rate if rule.rate else 0.0 for rule in rules}
+    steps.setdefault(host_key(host, caller), 0.0)
+    return steps
 
 
 def parse_host_patterns(text: str) -> dict[str, HostPattern]:

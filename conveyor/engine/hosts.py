@@ -20,7 +20,7 @@ import anyio
 from cachetools import LRUCache
 
 from conveyor.aio.concurrency import wait_or_timeout
-from conveyor.domain.hosts import HostPolicies, HostRule, host_and_port
+from conveyor.domain.hosts import HostPolicies, HostRule, host_and_port, paces
 from conveyor.domain.model import Problem, TaskFailure, WaitReason
 from conveyor.engine.lanes import Lane
 from conveyor.engine.leases import JobLease
@@ -38,8 +38,8 @@ LATE = 0.05
 than the rate."""
 KEPT = 2.0
 """Seconds for which a start is kept where nothing spaces them."""
-FRESH = 0.2
-"""Seconds for which a call waits in its slot without a look at whether its host is still open."""
+FRESH = 0.05
+"""Seconds after which a worker that begins a call looks again whether its host is still open."""
 NEAR = 0.1
 """Seconds before its start at which a message gets a slot: its task is claimed meanwhile."""
 PATIENCE = 1.0
@@ -61,7 +61,9 @@ _NEWEST = 0.2
 
 
 class HostPace:
-    """The starts in hand of one host under its `rules`, for the lanes of that host alone.
+    """The starts in hand of one host under its `rules`, for the lanes of that host alone. They are
+    booked under the keys of `steps`. What the host has said was seen last at `seen_at`: it wants
+    starts `slow` seconds apart.
 
     The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
     while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
@@ -79,12 +81,18 @@ class HostPace:
         "last",
         "rules",
         "seconds",
+        "seen_at",
+        "slow",
         "starts",
+        "steps",
         "turn",
     )
 
     def __init__(self, rules: tuple[HostRule, ...]) -> None:
         self.rules = rules
+        self.steps: dict[str, float] = {}
+        self.seen_at = -math.inf
+        self.slow = 0.0
         self.starts: deque[float] = deque()
         self.booked_at = self.ask_at = self.last = self.closed_until = -math.inf
         self.is_booking = False
@@ -97,7 +105,7 @@ class HostPace:
     @property
     def interval(self) -> float:
         """The seconds between two starts, 0 where nothing spaces them."""
-        return max((1 / rule.rate for rule in self.rules if rule.rate), default=0.0)
+        return max(self.slow, *(1 / rule.rate for rule in self.rules if rule.rate), 0.0)
 
     @property
     def spacing(self) -> float:
@@ -128,7 +136,7 @@ class HostPace:
 
     def learn(self, booking: Booking, now: float) -> list[float]:
         """Take in what the pacing answered; return the instants of the starts."""
-        self.ceiling = booking.ceiling
+        self.ceiling, self.slow, self.seen_at = booking.ceiling, booking.interval, now
         if booking.closed_for > 0:
             self.closed_until = now + booking.closed_for
             self.starts.clear()
@@ -152,7 +160,7 @@ class HostPaces:
 
     def __init__(self, pacing: Pacing, policies: HostPolicies, clock: Clock) -> None:
         self.pacing = pacing
-        self._policies = policies
+        self.policies = policies
         self._clock = clock
         self._paces: LRUCache[tuple[str, ...], HostPace] = LRUCache(MOST_HOSTS)
         self._by_lane: dict[Lane, HostPace | None] = {}
@@ -160,18 +168,19 @@ class HostPaces:
 
     def hold(self, lane: Lane) -> bool:
         """Tell whether limits of hosts may hold in a lane of a run."""
-        return self._policies.hold(lane.politeness)
+        return self.policies.hold(lane.politeness)
 
     def under(self, lane: Lane, host: str) -> HostPace | None:
         """Return the pace of a host for the calls of a run; None if nothing limits them."""
-        rules = self._policies.rules_of(host, lane.owner.caller, lane.politeness)
+        rules = self.policies.rules_of(host, lane.owner.caller, lane.politeness)
         if not rules:
             return None
-        keys = tuple(rule.key for rule in rules)
+        steps = paces(rules, host, lane.owner.caller)
+        keys = tuple(steps)
         pace = self._paces.get(keys)
         if pace is None:
             pace = self._paces[keys] = HostPace(rules)
-        pace.rules = rules
+        pace.rules, pace.steps = rules, steps
         return pace
 
     def of(self, lane: Lane) -> HostPace | None:
@@ -256,7 +265,7 @@ class HostPaces:
 
     async def book(self, pace: HostPace, count: int) -> list[float]:
         """Book starts of a host under all rules that hold; return their instants."""
-        first, *others = [(rule.key, 1 / rule.rate if rule.rate else 0.0) for rule in pace.rules]
+        first, *others = pace.steps.items()
         booking = await self.pacing.book(*first, count, also=dict(others))
         now = self._clock.monotonic()
         starts = pace.learn(booking, now)
@@ -348,6 +357,7 @@ class MessageTurns(HostTurns):
     """The turns of the messages in hand of one worker."""
 
     def __init__(self, paces: HostPaces, permits: HostPermits, clock: Clock) -> None:
+        self.policies = paces.policies
         self._paces = paces
         self._permits = permits
         self._clock = clock
@@ -510,17 +520,20 @@ class MessageTurns(HostTurns):
             await self._come(turn, turn.pace)
             turn.began = self._clock.monotonic()
 
+    def is_lowered(self, run_id: str, task_id: str) -> bool:
+        turn = self._working.get((run_id, task_id))
+        return turn is not None and turn.pace is not None and turn.pace.ceiling > 0
+
     async def _come(self, turn: Turn, pace: HostPace) -> None:
         """Wait for the very instant of a start that is neither late nor of a host that was closed
         meanwhile."""
-        came_at = self._clock.monotonic()
         while True:
             await self._hold_permits(turn, pace)
             if turn.start is None and not await self._take_start_here(turn, pace):
                 continue
             assert turn.start is not None
             await self._sleep_until(turn.start - LATE)
-            if self._clock.monotonic() - came_at > FRESH:
+            if self._clock.monotonic() - pace.seen_at > FRESH:
                 await self._check(pace)
             await self._sleep_until(turn.start)
             start, turn.start = turn.start, None
@@ -559,10 +572,12 @@ class MessageTurns(HostTurns):
 
     async def _check(self, pace: HostPace) -> None:
         """Raise Postponed if a host was closed meanwhile."""
-        states = await self._paces.pacing.state([rule.key for rule in pace.rules])
-        closed_for = max((state.closed_for for state in states.values()), default=0.0)
+        states = (await self._paces.pacing.state(pace.steps)).values()
+        pace.seen_at = self._clock.monotonic()
+        pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
+        closed_for = max((state.closed_for for state in states), default=0.0)
         if closed_for > 0:
-            pace.closed_until = self._clock.monotonic() + closed_for
+            pace.closed_until = pace.seen_at + closed_for
             pace.starts.clear()
             raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
 

@@ -292,6 +292,7 @@ def _refusal(failed: ScrapeFailed) -> RecordedFailure:
         is_absent=absence is not None,
         shared=None if absence is None else absence.shared,
         waiting=failed.waiting if isinstance(failed, Postponed) else None,
+        host=failed.refusal,
     )
 
 
@@ -367,6 +368,7 @@ def _failure(exchange: Exchange, told: RecordedFailure) -> ScrapeFailed:
             spend=exchange.spend,
         )
         failed.absence = Absence(told.shared) if told.is_absent else None
+        failed.refusal = told.host
     failed.sent = exchange.sent
     return failed
 

@@ -44,7 +44,8 @@ class RetryPolicy:
         """Decide what a scrape without a body means for its task.
 
         An attempt that counts is the last one if the job allows no more. One that does not count (a
-        gateway's 429, a call that is postponed, something shared that is away) is bounded by a
+        gateway's 429, a host's where a policy holds, a call that is postponed, something shared
+        that is away) is bounded by a
         deadline instead, from the first of them in a row. There may be hundreds of these until
         then: those of later receives are not recorded, unless they cost something, nor are those
         that sent nothing.
@@ -68,12 +69,13 @@ class RetryPolicy:
             return _put_off(event, *self._put_off_until(failure, now), since, receives)
         if is_late:
             return Failed(event, failure.problem, TaskFailure.RATE_LIMITED)
+        delay, waiting = self._refused_for(failure, receives)
         return Retry(
             event,
-            now + int(self._delay(failure, receives) * 1000),
+            now + int(delay * 1000),
             burns_attempt=False,
             recorded=receives <= RECORDED or event.spend != Spend(),
-            waiting=WaitReason.LOAD_REFUSAL,
+            waiting=waiting,
             since=since,
         )
 
@@ -84,6 +86,13 @@ class RetryPolicy:
         if self._is_late(_waits_since(failure, task, now), now):
             return None
         return self._delay(failure, call)
+
+    def _refused_for(self, failure: ScrapeFailed, receives: int) -> tuple[float, WaitReason]:
+        """Return the seconds until a task is due that was refused without an attempt, and why. A
+        host that says for how long is closed to all its tasks, and needs no backoff of this one."""
+        if failure.refusal is not None and failure.refusal.seconds is not None:
+            return failure.retry_after, WaitReason.RETRY_AFTER
+        return self._delay(failure, receives), WaitReason.LOAD_REFUSAL
 
     def _put_off_until(self, failure: ScrapeFailed, now: int) -> tuple[int, WaitReason]:
         """Return when a call that was not made, or met an outage, is due, and why not before."""

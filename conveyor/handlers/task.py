@@ -20,13 +20,22 @@ from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Event, StoredBody, Task, WaitReason
+from conveyor.domain.model import (
+    Event,
+    Job,
+    Problem,
+    StoredBody,
+    Task,
+    TaskFailure,
+    WaitReason,
+)
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
 from conveyor.domain.text_rules import logged_url, shorten
 from conveyor.domain.urls import host_of
 from conveyor.handlers.packs import BodyPacks
+from conveyor.handlers.refusals import SPREAD, HostAnswers
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
@@ -43,6 +52,7 @@ from conveyor.ports.gateway import (
     ScrapeFailed,
     ScrapeRequest,
     Shared,
+    Success,
 )
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
@@ -115,7 +125,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPorts:
     """The roles that working tasks uses. Without a `pipeline`, each task is claimed and settled by
-    itself."""
+    itself; without `hosts`, no policy holds anywhere. A task that wants robots.txt heeded fails if
+    the gateway does not, without `heeds_robots`."""
 
     tasks: TaskClaims
     runs: WorkerRuns
@@ -127,6 +138,8 @@ class TaskPorts:
     outages: Outages | None = None
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
+    hosts: HostAnswers | None = None
+    heeds_robots: bool = False
     turns: HostTurns = NO_HOST_TURNS
 
 
@@ -134,9 +147,10 @@ class TaskPorts:
 class ClaimedTask(Held):
     """A task in work, from its claim to its settlement. `trace` records it if it is sampled.
 
-    `note` is that of its call in the ledger of calls. Once the gateway has answered, at the
-    monotonic time `answered_at`, `settlement` is to be written, and before it `body` to be stored
-    under `blob_key`, unless `stored` says that it is. `error` says what came in the way.
+    `note` is that of its call in the ledger of calls, made at the monotonic time `called_at`. Once
+    the gateway has answered, at the monotonic time `answered_at`, `settlement` is to be written,
+    and before it `body` to be stored under `blob_key`, unless `stored` says that it is. `error`
+    says what came in the way.
     """
 
     task: Task
@@ -144,6 +158,7 @@ class ClaimedTask(Held):
     receives: int
     note: int = -1
     started_at: int = 0
+    called_at: float = 0.0
     answered_at: float | None = None
     template: JobTemplate | None = None
     settlement: Settlement = Released()
@@ -192,6 +207,8 @@ class TaskHandler(StagedHandler):
         self._pipeline = ports.pipeline
         self._tracer = ports.tracer
         self._pause = ports.pause
+        self._hosts = ports.hosts
+        self._heeds_robots = ports.heeds_robots
         self._turns = ports.turns
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
@@ -474,6 +491,7 @@ class TaskHandler(StagedHandler):
         except ScrapeFailed as failure:
             if failure.account is not None:
                 return await self._refused(held, failure)
+            await self._heed(held, failure)
             held.settlement = self._verdict(held, failure)
         finally:
             held.answered_at = self._clock.monotonic()
@@ -527,7 +545,11 @@ class TaskHandler(StagedHandler):
             timeout=self._options.gateway_timeout,
             max_bytes=self._options.max_result_bytes,
             order=task.index,
+            has_waited=task.waiting_since > 0,
+            heeds_robots=job.politeness is not None and job.politeness.robots,
         )
+        if request.heeds_robots and not self._heeds_robots:
+            raise _robots_unread()
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
@@ -535,6 +557,7 @@ class TaskHandler(StagedHandler):
             self._outages.admit()
         await self._turns.come(task.run_id, task.task_id, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
+        held.called_at = began
         try:
             async with self._gateway.scrape(request) as success:
                 if self._outages.awaits_answer:
@@ -545,6 +568,7 @@ class TaskHandler(StagedHandler):
                 else:
                     size = await self._put(held, content)
             outcome = "successful"
+            await self._served(held, job, success)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
@@ -563,6 +587,33 @@ class TaskHandler(StagedHandler):
             msgspec.structs.replace(self._event(held), spend=success.spend, sent=success.sent),
             result,
         )
+
+    async def _served(self, held: ClaimedTask, job: Job, success: Success) -> None:
+        """Take in what the host of a result has said."""
+        if self._hosts is None:
+            return
+        task = held.task
+        if success.pace is not None:
+            await self._hosts.paced(job, success.pace)
+        if success.refusal is not None:
+            await self._hosts.refused(job, success.refusal, began=held.called_at)
+        elif self._turns.is_lowered(task.run_id, task.task_id):
+            await self._hosts.served(job, task.spec.url)
+
+    async def _heed(self, held: ClaimedTask, failure: ScrapeFailed) -> None:
+        """Take in what the host of a failed call has said; where a policy holds, its refusal uses
+        up no attempt."""
+        if self._hosts is None or held.template is None:
+            return
+        job = held.template.job
+        if failure.pace is not None:
+            await self._hosts.paced(job, failure.pace)
+        if failure.refusal is None:
+            return
+        pause = await self._hosts.refused(job, failure.refusal, began=held.called_at)
+        if pause is not None:
+            failure.burns_attempt = False
+            failure.retry_after = max(failure.retry_after, pause + SPREAD * self._clock.random())
 
     def _event(self, held: ClaimedTask, failure: ScrapeFailed | None = None) -> Event:
         now = self._clock.now()
@@ -849,6 +900,14 @@ def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:
     if isinstance(settlement, Failed):
         return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
     return None, "interrupted"
+
+
+def _robots_unread() -> ScrapeFailed:
+    """Return the failure of a task that asks for robots.txt where the gateway cannot heed it."""
+    title = "robots.txt is heeded by the gateway direct alone, with the extra [robots]"
+    failed = ScrapeFailed(Problem("robots_unsupported", title, 422), TaskFailure.BAD_TARGET)
+    failed.sent = 0
+    return failed
 
 
 def _trace_attributes(held: ClaimedTask) -> dict[str, str | int]:

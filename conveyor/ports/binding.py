@@ -34,6 +34,7 @@ from conveyor.ports.records import (
     RunWrites,
     WorkerRuns,
 )
+from conveyor.ports.robots import RobotsFiles
 from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
@@ -92,6 +93,7 @@ class Binding:
     blobs: Blobs
     permits: Permits
     pacing: Pacing
+    robots: RobotsFiles
     signals: Signals
     workers: Workers
     root_secret: bytes

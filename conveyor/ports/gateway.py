@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -24,7 +24,10 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     """One call to make: the URL, merged params (a task's override its job's), key and bounds.
 
     `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body. `order` is the
-    place of the task in its run.
+    place of the task in its run. `has_waited`: the call was put off since the last attempt.
+    With `heeds_robots` nothing is requested that robots.txt
+    does not allow. `guard` is called with the URL of each redirect before that is followed; it
+    raises ScrapeFailed.
     """
 
     url: str
@@ -35,6 +38,9 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     timeout: float = 180.0
     max_bytes: int = 52_428_800
     order: int = 0
+    has_waited: bool = False
+    heeds_robots: bool = False
+    guard: Callable[[str], Awaitable[object]] | None = None
 
 
 class AnswerHeaders(Protocol):
@@ -45,11 +51,34 @@ class AnswerHeaders(Protocol):
         ...
 
 
+class HostRefusal(msgspec.Struct, frozen=True):
+    """The answer of a host (name and port) that takes no more calls for now: 429, or 503 with a
+    valid Retry-After.
+
+    `seconds` is that, bounded, None without one. With `is_private` the request bore a header of its
+    caller, so that others may still be served.
+    """
+
+    host: str
+    seconds: float | None = None
+    is_private: bool = False
+
+
+class HostPace(msgspec.Struct, frozen=True):
+    """The wish of a host (name and port) that calls of one caller be `interval` seconds apart, for
+    so many seconds from now on."""
+
+    host: str
+    interval: float
+    seconds: float
+
+
 class Success(msgspec.Struct, frozen=True):
     """The body of a successful scrape: untouched bytes, transfer compression decoded once.
 
     `sent` counts the requests that went out for it, those of redirects included. `status` and
-    `headers` are those of the answer, if there was one. Reading the content may still raise
+    `headers` are those of the answer, if there was one; `refusal` is there if the caller takes a
+    refusal for a result, `pace` if the host has asked for one. Reading the content may still raise
     ScrapeFailed.
     """
 
@@ -59,6 +88,8 @@ class Success(msgspec.Struct, frozen=True):
     sent: int = 1
     status: int = 200
     headers: AnswerHeaders | None = None
+    refusal: HostRefusal | None = None
+    pace: HostPace | None = None
 
 
 class Shared(StrEnum):
@@ -85,7 +116,8 @@ class ScrapeFailed(Exception):
     """A scrape without a body, with one of three verdicts.
 
     If `retryable` is set, the task is tried again, after `retry_after` seconds at the earliest;
-    `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try. If
+    `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try;
+    `refusal` is there if the target's own host refused, `pace` if it asked for one. If
     `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
     for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
     requests that went out. `absence` is there if nobody gave a whole answer; a worker that finds
@@ -117,6 +149,8 @@ class ScrapeFailed(Exception):
         self.is_spared = False
         self.waits_since = 0
         self.headers: AnswerHeaders | None = None
+        self.refusal: HostRefusal | None = None
+        self.pace: HostPace | None = None
 
 
 class Postponed(ScrapeFailed):

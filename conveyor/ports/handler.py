@@ -57,12 +57,21 @@ class HostTurns(Protocol):
         """
         ...
 
+    def is_lowered(self, run_id: str, task_id: str) -> bool:
+        """Tell whether the ceiling of the host of a task in work was lowered, as far as is
+        known."""
+        ...
+
 
 class NoHostTurns(HostTurns):
     """No limits of hosts: each call may begin at once."""
 
     async def come(self, run_id: str, task_id: str, url: str) -> None:
         """Return at once."""
+
+    def is_lowered(self, run_id: str, task_id: str) -> bool:
+        """Nothing is limited."""
+        return False
 
 
 NO_HOST_TURNS = NoHostTurns()

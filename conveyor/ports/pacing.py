@@ -20,12 +20,13 @@ NOTHING_ELSE: Mapping[str, float] = {}
 
 class Booking(msgspec.Struct, frozen=True):
     """The starts that one worker got, in seconds from now, in order; none of a host that is closed
-    for `closed_for` seconds more. `ceiling` is that of the calls in flight, 0 if none was
-    lowered."""
+    for `closed_for` seconds more. `ceiling` is that of the calls in flight, 0 if none was lowered;
+    `interval` is what the host itself wants between starts, 0 if it has not said."""
 
     starts: tuple[float, ...] = ()
     closed_for: float = 0.0
     ceiling: int = 0
+    interval: float = 0.0
 
 
 class HostState(msgspec.Struct, frozen=True):

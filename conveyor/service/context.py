@@ -37,7 +37,7 @@ class ServiceOptions:
     Durations are seconds. `public_origin` is scheme, host and port (and a path prefix, if any) for
     signed links, with no slash at the end. `older_secrets` are root secrets in use before the
     present one, newest first: what they sealed and signed stays valid, and the last of all keeps
-    naming callers.
+    naming callers. Without `heeds_robots` no worker would, and jobs that ask for it are refused.
     """
 
     public_origin: str
@@ -64,6 +64,7 @@ class ServiceOptions:
     heartbeat: float = 10.0
     max_streams: int = 1_000
     max_caller_streams: int = 20
+    heeds_robots: bool = True
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 

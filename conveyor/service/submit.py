@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from conveyor.domain import ids, strict_json
 from conveyor.domain.api_keys import NONCE_LENGTH, key_hash
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import with_first_fire
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats
 from conveyor.domain.scheduling import Scheduling, Template
@@ -196,6 +197,8 @@ class Submissions:
         names."""
 
         async def check(request: JobRequest) -> None:
+            if not self._context.options.heeds_robots:
+                _refuse_robots(request)
             if request.webhook is not None:
                 await self._receivers.check(caller_id, request.webhook, prefix="webhook.")
 
@@ -280,6 +283,12 @@ class Submissions:
         status = 202 if run is not None and run.ingest is not None else 201
         made = submit_body(view.job, run, accepted=accepted, waits=waits)
         return StoredResponse(status, encode(made))
+
+
+def _refuse_robots(request: JobRequest) -> None:
+    if request.politeness is not None and request.politeness.robots:
+        problem = "politeness.robots: needs the gateway direct, with the extra [robots]"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, problem)
 
 
 def _needs(job: Job, to: StagedList) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections import deque
 from itertools import accumulate
@@ -10,7 +11,14 @@ from conveyor.domain.hosts import host_and_port
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.engine.reserve import CALLER_KEY
 from conveyor.gateway.problems import unconnected
-from conveyor.ports.gateway import Absence, ScrapeFailed, ScrapeRequest, Shared, Success
+from conveyor.ports.gateway import (
+    Absence,
+    HostRefusal,
+    ScrapeFailed,
+    ScrapeRequest,
+    Shared,
+    Success,
+)
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Link
 from conveyor.simulation.loop import VirtualTime
@@ -23,6 +31,8 @@ REFUSAL = 0.05
 """Seconds until the gateway has refused a call for load."""
 
 _SUCCESS = Success(b"<p>simulated</p>", "text/html")
+NEWS = 0.25
+"""Seconds after a host's refusal in which all workers hear of it."""
 _THROTTLED = Problem(code="rate_limited", title="Too many requests", status=429)
 _TIMEOUT = Problem(code="timeout", title="The gateway did not answer in time", status=504)
 
@@ -40,11 +50,16 @@ class HostPicker:
     def url(self, job: int, index: int) -> str:
         """Return the URL of a task, by the numbers of its job and of itself, from 0."""
         if self._hosts == 1:
-            return f"https://{job}.simulated.example/{index}"
+            return f"{host_url(job, is_shared=False)}{index}"
         host = index % self._hosts
         if self._shares:
             host = bisect(self._shares, self._random.random() * self._shares[-1])
-        return f"https://{host}.host.simulated.example/{job}/{index}"
+        return f"{host_url(host)}{job}/{index}"
+
+
+def host_url(host: int, *, is_shared: bool = True) -> str:
+    """Return the URL of a host by its number from 0: of one that jobs share, or that of a job."""
+    return f"https://{host}.{'host.' if is_shared else ''}simulated.example/"
 
 
 def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
@@ -71,21 +86,23 @@ class Load:
 
 class HostLoad:
     """The calls of one host: `peak` is the most in flight, `most_starts` the most that began within
-    WINDOW, `starts` all that began, `seconds` the time spent in calls up to the last of them. It is
-    closed until `closed_until`; `uninvited` calls began all the same."""
+    WINDOW, `starts` all that began, `seconds` the time spent in calls up to the last of them. It
+    refuses calls until `refuses_until`, and has said so since `told_at`; `uninvited` calls began
+    all the same, later than NEWS."""
 
     __slots__ = (
         "_at",
         "_recent",
         "_spent",
-        "closed_until",
         "first",
         "in_flight",
         "last",
         "most_starts",
         "peak",
+        "refuses_until",
         "seconds",
         "starts",
+        "told_at",
         "uninvited",
     )
 
@@ -93,7 +110,8 @@ class HostLoad:
         self._recent: deque[float] = deque()
         self.in_flight = self.peak = self.most_starts = self.starts = self.uninvited = 0
         self._spent = self._at = self.first = self.last = self.seconds = 0.0
-        self.closed_until = -1.0
+        self.refuses_until = -math.inf
+        self.told_at = math.inf
 
     def begin(self, now: float) -> None:
         """Note a call that begins."""
@@ -104,7 +122,7 @@ class HostLoad:
             recent.popleft()
         recent.append(now)
         self.most_starts = max(self.most_starts, len(recent))
-        self.uninvited += now < self.closed_until
+        self.uninvited += self.told_at + NEWS < now < self.refuses_until
         self.first = self.first if self.starts else now
         self.starts += 1
         self.last, self.seconds = now, self._spent
@@ -112,6 +130,17 @@ class HostLoad:
     def end(self, now: float) -> None:
         """Note a call that ends."""
         self._move(now, -1)
+
+    def refuse(self, now: float, seconds: float) -> None:
+        """Refuse all calls for a time."""
+        self.refuses_until, self.told_at = now + seconds, math.inf
+
+    def tell(self, now: float) -> float:
+        """Return for how long calls are refused, as the answer to one; 0 if they are not."""
+        left = max(0.0, self.refuses_until - now)
+        if left:
+            self.told_at = min(self.told_at, now)
+        return left
 
     def use(self, limit: int, rate: float) -> float:
         """Return the part of its limits that was used, from its first to its last start."""
@@ -146,6 +175,16 @@ class HostLoads:
     def end(self, url: str) -> None:
         """Note a call that ends."""
         self.of(host_and_port(url)).end(self._time.seconds())
+
+    def left(self, url: str) -> float:
+        """Return for how long the host of a call refuses calls."""
+        return self.of(host_and_port(url)).refuses_until - self._time.seconds()
+
+    def tell(self, url: str) -> HostRefusal | None:
+        """Return the refusal of a call, if its host refuses calls."""
+        host = host_and_port(url)
+        seconds = self.of(host).tell(self._time.seconds())
+        return HostRefusal(host, seconds) if seconds else None
 
     @property
     def peak(self) -> int:
@@ -303,6 +342,8 @@ class SimulatedCall:
             seconds = REFUSAL
         else:
             service.admitted += 1
+        if service.hosts.left(self._url) > 0:
+            seconds = REFUSAL
         gateway.running[self] = None
         service.hosts.begin(self._url)
         try:
@@ -324,6 +365,13 @@ class SimulatedCall:
             raise ScrapeFailed(
                 _THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, burns_attempt=False
             )
+        if (refusal := service.hosts.tell(self._url)) is not None:
+            left = refusal.seconds or 0.0
+            failed = ScrapeFailed(
+                _THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, retry_after=left
+            )
+            failed.refusal = refusal
+            raise failed
         if seconds > self._timeout:
             raise ScrapeFailed(_TIMEOUT, TaskFailure.TIMEOUT, retryable=True)
         return _SUCCESS

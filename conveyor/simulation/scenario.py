@@ -14,7 +14,7 @@ from conveyor.simulation.checks import (
     check_time,
     check_word,
 )
-from conveyor.simulation.faults import Fault, Kill, Pause, PermitsCutOff, QueueLost
+from conveyor.simulation.faults import Fault, HostRefuses, Kill, Pause, PermitsCutOff, QueueLost
 from conveyor.simulation.latency import Latency
 from conveyor.simulation.loop import BACKENDS
 from conveyor.simulation.permits import LEDGER, PERMIT_STORES
@@ -113,5 +113,9 @@ class Scenario:
         name = type(fault).__name__
         if isinstance(fault, Kill | Pause | PermitsCutOff):
             check_place(f"{name}.worker", fault.worker, among=self.workers, noun="worker")
+        if isinstance(fault, HostRefuses):
+            check_place(
+                f"{name}.host", fault.host, among=max(self.hosts, len(self.jobs)), noun="host"
+            )
         if isinstance(fault, QueueLost):
             check_place(f"{name}.job", fault.job, among=len(self.jobs), noun="job")

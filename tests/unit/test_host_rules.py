@@ -16,6 +16,7 @@ from conveyor.domain.hosts import (
     HostRules,
     Politeness,
     host_and_port,
+    paces,
     parse_host_patterns,
 )
 from conveyor.testing.clock import FakeClock
@@ -153,3 +154,15 @@ async def test_a_file_of_hosts_is_read_again_when_it_changes(
 def test_a_file_of_hosts_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(BadHostRules, match="cannot be read"):
         WatchedHostRules(FakeClock(), str(tmp_path / "none"), limit=1, rate=0.0)
+
+
+def test_starts_are_booked_under_the_keys_of_all_rules_and_of_the_caller() -> None:
+    servers, own = HostRule("*.a:80", 3, 4.0), HostRule("x.a:80", 2, 0.0, "caller")
+    assert paces((servers, own), "x.a:80", "caller") == {
+        "host:*.a:80": 0.25,
+        "host:caller:x.a:80": 0.0,
+    }
+    assert paces((servers,), "x.a:80", "caller") == {
+        "host:*.a:80": 0.25,
+        "host:caller:x.a:80": 0.0,
+    }

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from conveyor.cli.simulate import simulate as simulate_command
 from conveyor.simulation import (
     REALISTIC,
+    HostRefuses,
     JobPlan,
     Kill,
     PermitsDown,
@@ -72,6 +73,47 @@ def test_a_rate_below_one_a_second_is_kept() -> None:
     assert_within_limits(report, rate=1.0)
     # Three starts of each host fit before two intervals of two seconds have passed, not six.
     assert report.elapsed_s >= 10.0
+
+
+@pytest.mark.slow
+def test_no_worker_calls_a_host_that_has_refused() -> None:
+    report = simulate(
+        Scenario(
+            world=REALISTIC,
+            policy="reserve",
+            jobs=(JobPlan(tasks=150, cap=60),),
+            workers=4,
+            hosts=5,
+            host_limit=LIMIT,
+            host_rate=RATE,
+            faults=(HostRefuses(0, at=1.0, seconds=9.0), HostRefuses(1, at=3.0, seconds=30.0)),
+        )
+    )
+    assert_within_limits(report)
+    assert report.uninvited == 0
+    assert report.elapsed_s >= 33.0
+
+
+@pytest.mark.slow
+def test_a_host_that_refuses_slows_no_other() -> None:
+    def ends(*faults: HostRefuses, jobs: int) -> float:
+        report = simulate(
+            Scenario(
+                world=REALISTIC,
+                policy="reserve",
+                jobs=(JobPlan(tasks=60, cap=60),) * jobs,
+                workers=4,
+                host_limit=LIMIT,
+                faults=faults,
+            )
+        )
+        assert report.completed == report.tasks
+        ended = report.finished_at[0]
+        assert ended is not None
+        return ended
+
+    alone = ends(jobs=1)
+    assert ends(HostRefuses(1, at=1.0, seconds=60.0), jobs=2) <= 1.05 * alone
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
@@ -39,6 +40,8 @@ def task_handler(
     max_interruptions: int,
     pipeline: Pipeline | None = None,
     pack_bodies: bool = False,
+    hosts: HostAnswers | None = None,
+    heeds_robots: bool = True,
 ) -> TaskHandler:
     """Make a handler of task messages."""
     ports = TaskPorts(
@@ -49,6 +52,8 @@ def task_handler(
         signals=binding.signals,
         gateway=gateway,
         pipeline=pipeline,
+        hosts=hosts,
+        heeds_robots=heeds_robots,
     )
     return TaskHandler(
         ports,

@@ -1,6 +1,6 @@
 """The permits port on DynamoDB: one ledger row a job, changed by conditional writes. It compares no
-wall clocks. For a fleet without Redis, the pacing port, over this ledger, and the workers port, one
-row a worker, are here too.
+wall clocks. For a fleet without Redis, the pacing port, over this ledger, the robots port, and the
+workers port, one row a worker, are here too.
 
 **The row.** `entries` maps each holder to its count, sequence, want, lease and `stamp`, a text that
 no other write has. `generation` is the stamp of the last write that added permits.
@@ -60,6 +60,7 @@ from conveyor.ports.pacing import (
     Pacing,
 )
 from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder, Permits
+from conveyor.ports.robots import KeptFile, RobotsFiles
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     AttributeName,
@@ -79,6 +80,7 @@ from conveyor.prod.dynamodb.schema import (
     Key,
     host_row_key,
     permits_key,
+    robots_row_key,
     worker_key,
 )
 
@@ -404,16 +406,19 @@ class LeasedPacing(Pacing):
         ceilings = [one.ceiling_at(now) for one in known.values()]
         ceiling = min(filter(None, ceilings), default=0)
         closed = [self._closed_for(name, one) for name, one in known.items()]
+        wanted = max((one.interval_at(now) for one in known.values()), default=0.0)
         if closed_for := max(closed, default=0.0):
-            return Booking((), closed_for, ceiling)
+            return Booking((), closed_for, ceiling, wanted)
         for name, one in known.items():
             names[name] = max(names[name], one.interval_at(now))
         paced = {name: step for name, step in names.items() if step > 0}
+        if not paced:
+            return Booking((0.0,) * count, 0.0, ceiling, wanted)
         # All workers ask in one order, so that no two wait for what the other one has.
         for name in sorted(paced):
             if not await self._has_turn(self._known(name), name, paced[name], count):
-                return Booking((), 0.0, ceiling)
-        return Booking(self._allot(paced, count), 0.0, ceiling)
+                return Booking((), 0.0, ceiling, wanted)
+        return Booking(self._allot(paced, count), 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float) -> float:
         known = self._known(host)
@@ -433,7 +438,9 @@ class LeasedPacing(Pacing):
                 before, closing=stamp, closed_until=now + lasts, lasts=lasts
             )
 
-        await self._change(host, closed)
+        began = self._clock.monotonic()
+        after = await self._change(host, closed)
+        self._seen[host] = after.closing, began
 
     async def lower(self, host: str, limit: int) -> int:
         def lowered(before: _Refusals, stamp: str) -> _Refusals:
@@ -493,6 +500,9 @@ class LeasedPacing(Pacing):
                     known.began = began
                 known.until = began + lease - step
                 known.lapsed_at = began + known.took + lease
+            else:
+                # Whoever has the turn gives way to those that are counted.
+                await self._count(known, name)
             return state.granted
 
     async def _gives_way(self, known: _Host, name: str, now: float) -> bool:
@@ -520,7 +530,7 @@ class LeasedPacing(Pacing):
             starts.append(start - now)
             for known, step in hosts:
                 known.following = start + step
-        return tuple(starts) if hosts else (0.0,) * count
+        return tuple(starts)
 
     async def _count(self, known: _Host, name: str) -> None:
         """Count the workers that share a host, now and then."""
@@ -594,6 +604,35 @@ class LeasedPacing(Pacing):
             else:
                 return after
         raise contention_error()
+
+
+class DynamoRobots(RobotsFiles):
+    """The robots port: a row for each origin, kept by wall clocks."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def find(self, origin: str) -> KeptFile | None:
+        item = await self._table.get(robots_row_key(origin))
+        kept = None if item is None else _read_file(item)
+        left = 0.0 if kept is None else (kept[1] - self._clock.now()) / 1_000
+        return KeptFile(kept[0], left) if kept is not None and left > 0 else None
+
+    async def keep(self, origin: str, content: bytes, seconds: float) -> None:
+        until = self._clock.now() + math.ceil(seconds * 1_000)
+        row: Item = {
+            "shape": ROW_SHAPE,
+            "content": content,
+            "kept_until": until,
+            TIME_TO_LIVE: math.ceil(until / 1_000),
+        }
+        await self._table.put(robots_row_key(origin), row)
+
+
+@decodes_row
+def _read_file(item: Item) -> tuple[bytes, int]:
+    return bytes(item["content"]), int(item["kept_until"])
 
 
 # -- reports of workers --

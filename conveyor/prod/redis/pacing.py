@@ -1,4 +1,5 @@
-"""The pacing port on Redis: one script, so that each call is atomic, on the server's own time.
+"""The pacing port on Redis: one script, so that each call is atomic, on the server's own time;
+and the robots port beside it.
 
 One hash holds all hosts of an environment: the next start, the end of the line, the end of the time
 for which it is closed, the ceiling and the interval of each; and the run id of the Redis process
@@ -28,6 +29,7 @@ from conveyor.ports.pacing import (
     HostState,
     Pacing,
 )
+from conveyor.ports.robots import KeptFile, RobotsFiles
 from conveyor.prod.redis.server import RedisServer, Script
 
 PACE = Script("""
@@ -73,12 +75,13 @@ local function drop_idle()
 end
 
 if op == 'book' then
-  local asked, ceiling, closed, following = {}, 0, 0, math.max(now, opens)
+  local asked, ceiling, closed, wanted, following = {}, 0, 0, 0, math.max(now, opens)
   for place = 7, #ARGV, 2 do
     local one = find(ARGV[place])
     asked[#asked + 1] = {ARGV[place], math.max(tonumber(ARGV[place + 1]), one[6]), one}
     if one[4] > 0 and (ceiling == 0 or one[4] < ceiling) then ceiling = one[4] end
     closed = math.max(closed, one[3] - now)
+    wanted = math.max(wanted, one[6])
     following = math.max(following, one[1])
   end
   local starts = {}
@@ -95,7 +98,7 @@ if op == 'book' then
     for _, each in ipairs(asked) do keep(each[1], each[3]) end
     drop_idle()
   end
-  return {math.max(0, closed), ceiling, unpack(starts)}
+  return {math.max(0, closed), ceiling, wanted, unpack(starts)}
 end
 if op == 'state' then
   local told = {}
@@ -163,10 +166,15 @@ class RedisPacing(Pacing):
         if closed_for := max(map(self._closed_for, names)):
             return Booking((), closed_for)
         asked = [part for name, step in names.items() for part in (name, _micros(step))]
-        closed, ceiling, *starts = await self._run("book", count, *asked)
+        closed, ceiling, wanted, *starts = await self._run("book", count, *asked)
         if closed and not also:
             self._remember(host, closed / 1_000_000)
-        return Booking(tuple(start / 1_000_000 for start in starts), closed / 1_000_000, ceiling)
+        return Booking(
+            tuple(start / 1_000_000 for start in starts),
+            closed / 1_000_000,
+            ceiling,
+            wanted / 1_000_000,
+        )
 
     async def line_up(self, host: str, interval: float) -> float:
         (place,) = await self._run("line", host, _micros(interval))
@@ -225,3 +233,29 @@ def _micros(seconds: float) -> int:
 def pacing_key(environment: str) -> str:
     """Return the key of a fleet's starts."""
     return f"conveyor:{environment}:pacing"
+
+
+# -- files of hosts --
+
+FIND = Script("return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}")
+
+
+class RedisRobots(RobotsFiles):
+    """The robots port: a key with a time to live for each origin of an environment."""
+
+    def __init__(self, server: RedisServer, *, environment: str) -> None:
+        self._server = server
+        self._environment = environment
+
+    async def find(self, origin: str) -> KeptFile | None:
+        content, left = await self._server.run(FIND, robots_key(self._environment, origin))
+        return None if content is None else KeptFile(content, max(0, left) / 1_000)
+
+    async def keep(self, origin: str, content: bytes, seconds: float) -> None:
+        key = robots_key(self._environment, origin)
+        await self._server.put(key, content, seconds=math.ceil(seconds))
+
+
+def robots_key(environment: str, origin: str) -> str:
+    """Return the key of the file of an origin."""
+    return f"conveyor:{environment}:robots:{origin}"
