@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import anyio
+import msgspec
 from cachetools import LRUCache
 
 from conveyor.aio.concurrency import wait_or_timeout
@@ -28,7 +29,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Postponed
 from conveyor.ports.handler import HostTurns
 from conveyor.ports.pacing import HORIZON, Booking, Pacing
-from conveyor.ports.queues import Delivery, TaskMessage
+from conveyor.ports.queues import Delivery, TaskMessage, task_message
 
 AHEAD = 1.0
 """Seconds ahead for which a worker books the starts of a host, and receives the messages for
@@ -323,6 +324,16 @@ class Turn:
     def has_permits(self) -> bool:
         """True if what it holds was not lost."""
         return all(lease.life == life for lease, life in zip(self.leases, self.lives, strict=True))
+
+
+def with_host(delivery: Delivery, turn: Turn | None) -> Delivery:
+    """Return a delivery with the host of its task in its message, if that was learned at its
+    claim."""
+    task = delivery.message
+    if turn is None or not (turn.is_learned and turn.host) or not isinstance(task, TaskMessage):
+        return delivery
+    known = task_message(task.job_id, task.run_id, task.task_id, turn.host)
+    return msgspec.structs.replace(delivery, message=known)
 
 
 class HostPermits(Protocol):

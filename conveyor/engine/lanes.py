@@ -337,6 +337,21 @@ class Lanes:
         """Return the lanes of a run: that of its own queue, and those of its hosts, by number."""
         return self._runs.get(run_id, [])
 
+    def empty_since(self, moment: float) -> list[str]:
+        """Return the runs whose queues have been empty since then, with no message in hand."""
+        return [
+            run_id
+            for run_id, lanes in self._runs.items()
+            if all(
+                lane.empty_since is not None and lane.empty_since <= moment and lane.only_waits
+                for lane in lanes
+            )
+        ]
+
+    def put_off_row(self, run_id: str, now: float, due: float, why: WaitReason | None) -> None:
+        """Note that a row of a run is left until `due`."""
+        self.put_off.setdefault(run_id, PutOffRows()).add(now, due, why)
+
     def runs(self) -> Iterable[list[Lane]]:
         """Return the lanes of each run."""
         return self._runs.values()

@@ -202,9 +202,9 @@ class ReservePolicy:
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Return when the ledger may be asked again."""
         if lane.host and self.is_out(lane, now):
-            leases = self._leases_of(lane)
-            full = any(lease.of_host and lease.permits >= lease.limit for lease in leases)
-            cool = max(lease.cool_until for lease in leases if lease.of_host)
+            of_host = self.lane_leases(lane)
+            full = any(lease.permits >= lease.limit for lease in of_host)
+            cool = max(lease.cool_until for lease in of_host)
             return None if full or cool <= now else cool
         lacking = self._lacking(lane, now)
         if not lacking and lane.host and self.hosts is not None:
