@@ -26,6 +26,8 @@ THROTTLED_FOR = 10.0
 """Seconds after a refusal for load for which a job counts as slowed down, whatever its ceiling."""
 SAME_INSTANT = 500
 """Milliseconds by which two instants may differ that were read off two clocks, and be the same."""
+MOST_HOSTS = 16
+"""Hosts of a run that a report tells of."""
 LAST_WORD = 2.0
 """Most seconds that the end of a worker waits for the removal of its report."""
 
@@ -150,6 +152,7 @@ class WorkerReporter:
             ceiling=min(lane.limit, int(lane.ceiling)),
             empty=all(one.empties > 0 for one in lanes),
             caller_limit=permits.caller_limit,
+            hosts=_busiest(lanes),
         )
         return self._told(seen, self._reason(lanes, away, rows, now), rows, now, wall)
 
@@ -207,6 +210,12 @@ class WorkerReporter:
         )
 
 
+def _busiest(lanes: Sequence[Lane]) -> dict[str, int]:
+    """Count the calls under way to the busiest hosts that have a lane."""
+    calls = Counter({lane.host: len(lane.scopes) for lane in lanes if lane.host and lane.scopes})
+    return dict(calls.most_common(MOST_HOSTS))
+
+
 def _is_throttled(lane: Lane, rows: PutOffRows | None, now: float) -> bool:
     """Tell whether the gateway's refusals keep a job below its limit."""
     if now - lane.throttled_at < THROTTLED_FOR:
@@ -231,7 +240,10 @@ def _put_off(rows: PutOffRows) -> _Reason | None:
 
 
 def _bounded(whole: WorkerReport, lanes: list[LaneReport]) -> WorkerReport:
-    """Return the report with as many lanes as it may have, the idle ones left out first."""
+    """Return the report with as many lanes as it may have, the idle ones left out first; before
+    any, their hosts."""
+    if len(encode_report(msgspec.structs.replace(whole, lanes=tuple(lanes)))) > MOST_BYTES:
+        lanes = [msgspec.structs.replace(lane, hosts={}) for lane in lanes]
     lanes.sort(key=lambda lane: (lane.reason is None, lane.in_flight == 0, lane.run_id))
     room = MOST_LANES
     while True:
