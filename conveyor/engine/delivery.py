@@ -37,15 +37,14 @@ class MessageReturner:
         self._telemetry = telemetry
         self._worn_from = max_receives // 2
 
-    async def hide(self, delivery: Delivery, seconds: float, *, is_new: bool = False) -> None:
+    async def hide(self, delivery: Delivery, seconds: float) -> None:
         """Hide a message for some seconds from now.
 
         A worn message is replaced by a fresh copy, before the queue's receive limit could end it:
-        the store counts attempts, and bounces count for nothing. So is one whose host was learned
-        meanwhile: whoever receives it next knows it before the claim.
+        the store counts attempts, and bounces count for nothing.
         """
         self._telemetry.hidden()
-        if self._is_worn(delivery) or is_new:
+        if self._is_worn(delivery):
             await self._replace(delivery, seconds)
             return
         hide = partial(self._queues.change_visibility, delivery.queue, (delivery.receipt,))

@@ -32,7 +32,7 @@ from conveyor.engine.delivery import (
     retry_in_place,
 )
 from conveyor.engine.host_waits import HostWaits
-from conveyor.engine.hosts import MessageTurns, with_host
+from conveyor.engine.hosts import MessageTurns
 from conveyor.engine.lanes import Lane, Lanes
 from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace, Parking
 from conveyor.engine.planner import (
@@ -787,8 +787,7 @@ class Dispatcher:
         lane, delivery = message.lane, message.delivery
         if outcome.hide_for is not None:
             self._put_off(lane, outcome, outcome.hide_for)
-            fresh = with_host(delivery, message.turn)
-            await self._hide(lane, fresh, outcome.hide_for, is_new=fresh is not delivery)
+            await self._hide(lane, delivery, outcome.hide_for)
             return
         self._working.pop(delivery.receipt, None)
         lane.succeed()
@@ -827,12 +826,10 @@ class Dispatcher:
             lane.buffer.clear()
             await self._give_back(lane, deliveries)
 
-    async def _hide(
-        self, lane: Lane, delivery: Delivery, seconds: float, *, is_new: bool = False
-    ) -> None:
+    async def _hide(self, lane: Lane, delivery: Delivery, seconds: float) -> None:
         self._working.pop(delivery.receipt, None)
         if not lane.dropped:
-            await self._returns.hide(delivery, seconds, is_new=is_new)
+            await self._returns.hide(delivery, seconds)
 
     async def _give_back(self, lane: Lane, deliveries: list[Delivery]) -> None:
         """Give messages back, unless they go with their queue."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import anyio
-import msgspec
 from cachetools import LRUCache
 
 from conveyor.aio.concurrency import wait_or_timeout
@@ -29,7 +28,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Postponed
 from conveyor.ports.handler import HostTurns
 from conveyor.ports.pacing import HORIZON, Booking, Pacing
-from conveyor.ports.queues import Delivery, TaskMessage, task_message
+from conveyor.ports.queues import Delivery, TaskMessage
 
 AHEAD = 1.0
 """Seconds ahead for which a worker books the starts of a host, and receives the messages for
@@ -57,6 +56,8 @@ MOST_WAITING = 500
 USUAL_SECONDS = 1.0
 """Seconds that a call to a host is taken to last before one has ended."""
 MOST_HOSTS = 20_000
+MOST_LEARNED = 20_000
+"""Tasks whose hosts a worker remembers, because their messages do not name them."""
 _NEWEST = 0.2
 """Weight of the latest call in the mean time of those to its host."""
 
@@ -297,7 +298,6 @@ class Turn:
         "began",
         "has_come_before",
         "host",
-        "is_learned",
         "lane",
         "leases",
         "lives",
@@ -311,7 +311,6 @@ class Turn:
         assert isinstance(message, TaskMessage)
         self.lane = lane
         self.host = lane.host or message.host
-        self.is_learned = False
         self.has_come_before = delivery.receive_count > 1
         self.pace: HostPace | None = None
         self.start: float | None = None
@@ -324,16 +323,6 @@ class Turn:
     def has_permits(self) -> bool:
         """True if what it holds was not lost."""
         return all(lease.life == life for lease, life in zip(self.leases, self.lives, strict=True))
-
-
-def with_host(delivery: Delivery, turn: Turn | None) -> Delivery:
-    """Return a delivery with the host of its task in its message, if that was learned at its
-    claim."""
-    task = delivery.message
-    if turn is None or not (turn.is_learned and turn.host) or not isinstance(task, TaskMessage):
-        return delivery
-    known = task_message(task.job_id, task.run_id, task.task_id, turn.host)
-    return msgspec.structs.replace(delivery, message=known)
 
 
 class HostPermits(Protocol):
@@ -374,6 +363,7 @@ class MessageTurns(HostTurns):
         self._clock = clock
         self._holding: set[Turn] = set()
         self._working: dict[tuple[str, str], Turn] = {}
+        self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
 
     # -- messages that have come --
 
@@ -383,6 +373,9 @@ class MessageTurns(HostTurns):
         if not lane.host and not self._paces.hold(lane):
             return None
         turn = Turn(lane, delivery)
+        if not turn.host and isinstance(message := delivery.message, TaskMessage):
+            # A message of an older version, which may have been here before.
+            turn.host = self._learned.get((message.run_id, message.task_id), "")
         if lane.host:
             turn.pace = self._paces.of(lane)
         elif turn.host:
@@ -525,7 +518,7 @@ class MessageTurns(HostTurns):
         if turn is None:
             return
         if not turn.host:
-            turn.host, turn.is_learned = host_and_port(url), True
+            turn.host = self._learned[run_id, task_id] = host_and_port(url)
             turn.pace = self._paces.under(turn.lane, turn.host)
         if turn.pace is not None:
             await self._come(turn, turn.pace)

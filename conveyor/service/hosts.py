@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from conveyor.domain.hosts import HostRule, host_and_port
 from conveyor.domain.model import Job, Run, Task, TaskStatus
 from conveyor.domain.shards import shards_of
@@ -18,7 +20,7 @@ from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.pacing import HostState
 from conveyor.records.sharded_reads import ShardCursor, merge_page, task_reader
 from conveyor.service.context import Context
-from conveyor.service.schemas import UNSET, HostBody, HostsBody
+from conveyor.service.schemas import HostBody, HostsBody
 
 MOST_HOSTS = 100
 """Hosts of one answer."""
