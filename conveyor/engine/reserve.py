@@ -192,8 +192,9 @@ class ReservePolicy:
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Keep the permit for the next message, or hand it to a worker that has fewer."""
+        now = self._clock.monotonic()
         for lease in self._leases_of(lane):
-            lease.hand_over()
+            lease.hand_over(now)
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Give a message whose permit was lost back at once."""
@@ -230,7 +231,7 @@ class ReservePolicy:
                 lease.calling = True
                 spawn(partial(self._renew, lease))
             elif self._is_over(lease, now):
-                del self._leases[lease.job_id]
+                del self._leases[lease.job_id + lease.suffix]
         return list(dict.fromkeys(fenced))
 
     def _kept(self, lease: JobLease, now: float) -> int:
@@ -304,11 +305,16 @@ class ReservePolicy:
     # -- hosts --
 
     def guest_leases(self, rules: Sequence[HostRule]) -> tuple[JobLease, ...]:
-        """Return the leases of the rules that limit the calls in flight to a host."""
+        """Return the leases of the rules that limit the calls in flight to a host.
+
+        Jobs of one caller may have different limits under one key: each limit has a lease, and a
+        holder, of its own, so that calls under a low one wait until fewer are in flight in all.
+        """
         leases = []
         for rule in rules:
             if rule.limit:
-                lease = self._lease(rule.key, rule.limit, of_host=True)
+                suffix = f"/{rule.limit}" if rule.caller else ""
+                lease = self._lease(rule.key, rule.limit, of_host=True, suffix=suffix)
                 lease.limit = rule.limit
                 leases.append(lease)
         return tuple(leases)
@@ -332,7 +338,7 @@ class ReservePolicy:
 
     async def give_back(self, lease: JobLease) -> None:
         """Give an idle permit of a host back, unless somebody here may use it."""
-        lease.hand_over()
+        lease.hand_over(self._clock.monotonic())
         if not (lease.knocking or lease.lanes):
             lease.wants = False
             lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
@@ -376,12 +382,18 @@ class ReservePolicy:
         return leases
 
     def _lease(
-        self, key: str, limit: int, *, of_caller: bool = False, of_host: bool = False
+        self,
+        key: str,
+        limit: int,
+        *,
+        of_caller: bool = False,
+        of_host: bool = False,
+        suffix: str = "",
     ) -> JobLease:
-        lease = self._leases.get(key)
+        lease = self._leases.get(key + suffix)
         if lease is None:
-            lease = JobLease(key, limit, of_caller=of_caller, of_host=of_host)
-            self._leases[key] = lease
+            lease = JobLease(key, limit, of_caller=of_caller, of_host=of_host, suffix=suffix)
+            self._leases[key + suffix] = lease
         return lease
 
     def _usable_at(self, lease: JobLease, now: float) -> bool:
@@ -424,7 +436,7 @@ class ReservePolicy:
         state = await self._ledger.acquire_or_renew(
             LeaseRequest(
                 job_id=lease.job_id,
-                holder=self._holder,
+                holder=self._holder + lease.suffix,
                 count=count,
                 before=before,
                 sequence=self._sequence,
