@@ -59,7 +59,9 @@ class WatchedHostRules:
                 try:
                     self.rules = self._read()
                 except BadHostRules as error:
-                    _log.warning("the file of hosts %s; the rules before hold on", error)
+                    _log.warning(
+                        "the file of hosts %s: %s; the rules before hold on", self._path, error
+                    )
         return self.rules
 
     def _look(self) -> tuple[int, int] | None:

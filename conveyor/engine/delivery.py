@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -37,15 +37,14 @@ class MessageReturner:
         self._telemetry = telemetry
         self._worn_from = max_receives // 2
 
-    async def hide(self, delivery: Delivery, seconds: float, *, is_new: bool = False) -> None:
+    async def hide(self, delivery: Delivery, seconds: float) -> None:
         """Hide a message for some seconds from now.
 
         A worn message is replaced by a fresh copy, before the queue's receive limit could end it:
-        the store counts attempts, and bounces count for nothing. So is one whose host was learned
-        meanwhile: whoever receives it next knows it before the claim.
+        the store counts attempts, and bounces count for nothing.
         """
         self._telemetry.hidden()
-        if self._is_worn(delivery) or is_new:
+        if self._is_worn(delivery):
             await self._replace(delivery, seconds)
             return
         hide = partial(self._queues.change_visibility, delivery.queue, (delivery.receipt,))
@@ -123,17 +122,19 @@ class AckBatcher:
         elif len(receipts) == 1:
             self._some.set()
 
-    async def finish(self, queue: str, *receipts: str) -> None:
-        """Acknowledge the last message of a queue, if it is one of it, and all others that wait.
+    async def finish(self, queue: str, receipt: str, others: Sequence[str] = ()) -> None:
+        """Acknowledge the last message of a run, and all others that wait, in its `others` queues,
+        too.
 
-        Return when no call that acknowledges messages of this queue is under way.
+        Return when no call that acknowledges messages of these queues is under way.
         """
-        waiting = [*self._waiting.pop(queue, ()), *receipts]
-        if waiting:
-            await self._delete(queue, waiting)
+        await self._delete(queue, [*self._waiting.pop(queue, ()), receipt])
+        for other in others:
+            if receipts := self._waiting.pop(other, None):
+                await self._delete(other, receipts)
         self._finishing += 1
         try:
-            while self._calls[queue]:
+            while any(self._calls[name] for name in (queue, *others)):
                 await self._call_ended.wait()
         finally:
             self._finishing -= 1

@@ -14,12 +14,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 
 import anyio.lowlevel
-import msgspec
 from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import wait_or_timeout
@@ -33,9 +31,10 @@ from conveyor.engine.delivery import (
     pause_in_place,
     retry_in_place,
 )
-from conveyor.engine.hosts import MessageTurns, Turn
-from conveyor.engine.lanes import Lane, Lanes, PutOffRows
-from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace
+from conveyor.engine.host_waits import HostWaits
+from conveyor.engine.hosts import MessageTurns
+from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace, Parking
 from conveyor.engine.planner import (
     CONTROL_SLOTS,
     Acquire,
@@ -47,10 +46,11 @@ from conveyor.engine.planner import (
     Start,
 )
 from conveyor.engine.policy import Policy
+from conveyor.engine.receiving import Receiver
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Handler, Held, Outcome, StagedHandler
-from conveyor.ports.queues import Delivery, QueueMissing, Queues, TaskMessage, task_message
+from conveyor.ports.queues import Delivery, Queues
 from conveyor.ports.workers import FleetPause
 
 ERROR_PAUSE = 1.0
@@ -85,25 +85,9 @@ class DispatchOptions:
     turns: MessageTurns | None = None
 
 
+Act = Callable[[], Awaitable[None]]
+
 _log = logging.getLogger("conveyor.engine")
-
-
-def _stages_of(handler: Handler) -> tuple[StagedHandler | None, int]:
-    """Return the stages of a handler, if it has some, and how many tasks it claims at once."""
-    if isinstance(handler, StagedHandler):
-        return handler, handler.claims_at_once
-    return None, 1
-
-
-def _with_host(message: InHand) -> Delivery:
-    """Return a delivery with the host of its task in its message, if that was learned at its
-    claim."""
-    turn, delivery = message.turn, message.delivery
-    task = delivery.message
-    if turn is None or not turn.is_learned or not isinstance(task, TaskMessage):
-        return delivery
-    known = task_message(task.job_id, task.run_id, task.task_id, turn.host)
-    return msgspec.structs.replace(delivery, message=known)
 
 
 class Dispatcher:
@@ -131,12 +115,12 @@ class Dispatcher:
         self._polling = options.polling
         self._outages, self._looks = options.outages or Outages(clock), options.looks or clock
         self._turns = options.turns
-        self._turning: dict[InHand, anyio.CancelScope] = {}
         self._pause = options.pause
         self._pause.on_change(self._note_pause)
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(tasks=task_handler, control=control_handler)
-        self._stages, at_once = _stages_of(task_handler)
+        self._stages = task_handler if isinstance(task_handler, StagedHandler) else None
+        at_once = 1 if self._stages is None else self._stages.claims_at_once
         self._pace = Pace(options.slots, claims_at_once=at_once)
         self._finisher = Finisher(
             self._finish, self._leave_slot, most=options.slots, at_once=at_once
@@ -151,12 +135,32 @@ class Dispatcher:
             picking=options.picking,
             claims_at_once=at_once,
         )
+        self._receiver = Receiver(
+            queues,
+            policy,
+            self._planner,
+            clock,
+            telemetry=telemetry,
+            polling=options.polling,
+            visibility=options.visibility,
+        )
+        self._receiver.give_back = self._give_back
+        self._waits: HostWaits | None = None
+        if options.turns is not None:
+            self._waits = HostWaits(
+                options.turns,
+                self._planner,
+                clock,
+                spawn=self._spawn,
+                give_up=self._give_up,
+                go_on=self._go_on,
+            )
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
-        self._calling = self._woken = 0
-        self._parked: deque[anyio.Event] = deque()
+        self._calling = 0
+        self._parking = Parking()
+        self._wake_one = self._parking.wake_one
         self._working: dict[str, InHand] = {}
-        self._waiting_receives: set[anyio.CancelScope] = set()
         self._workers: TaskGroup | None = None
         self._finishing: TaskGroup | None = None
         self._timer_wake, self._drained = anyio.Event(), anyio.Event()
@@ -187,16 +191,9 @@ class Dispatcher:
     async def evict_lanes(self, *, empty_for: float) -> None:
         """Close the lanes of runs whose queues have been empty for `empty_for` seconds and hide no
         message."""
-        since = self._clock.monotonic() - empty_for
-        for lanes in list(self.lanes.runs()):
-            if all(
-                lane.empty_since is not None
-                and lane.empty_since <= since
-                and lane.only_waits
-                and not self._queues.depth(lane.queue)
-                for lane in lanes
-            ):
-                await self.close_lane(lanes[0].run_id)
+        for run_id in self.lanes.empty_since(self._clock.monotonic() - empty_for):
+            if not any(self._queues.depth(lane.queue) for lane in self.lanes.of(run_id)):
+                await self.close_lane(run_id)
 
     @property
     def calling(self) -> int:
@@ -296,16 +293,14 @@ class Dispatcher:
         self._drained.set()
         self._timer_wake.set()
         self._let_go()
-        while self._parked:
-            self._wake_one()
+        self._parking.wake_all()
 
     def _let_go(self) -> None:
         """Give back what has not begun, and wait for no message."""
         for lane in self.lanes:
             self._withdraw(lane)
             self._spawn(partial(self._empty_buffer, lane))
-        for scope in self._waiting_receives:
-            scope.cancel()
+        self._receiver.cancel()
 
     def _note_pause(self) -> None:
         """Begin nothing more, or go on, as an operator has ordered for the whole fleet."""
@@ -380,9 +375,8 @@ class Dispatcher:
         """Give up the claims of a lane that wait for a slot, those that are being made, and the
         messages that wait for their hosts."""
         lane.withdrawals += 1
-        for message, scope in self._turning.items():
-            if message.lane is lane:
-                scope.cancel()
+        if self._waits is not None:
+            self._waits.cancel(lane)
         if lane.turned:
             turned = list(lane.turned)
             lane.turned.clear()
@@ -392,11 +386,11 @@ class Dispatcher:
             self._ready = deque(one for one in self._ready if one not in given_up)
             self._spawn(partial(self._give_up, given_up))
 
-    def _spawn(self, act: Callable[[], Awaitable[None]]) -> None:
+    def _spawn(self, act: Act) -> None:
         if self._workers is not None:
             self._workers.start_soon(self._beside, act)
 
-    async def _beside(self, act: Callable[[], Awaitable[None]]) -> None:
+    async def _beside(self, act: Act) -> None:
         await log_and_continue(_log, "work beside the slots broke", act)
         self._wake_one()
 
@@ -418,7 +412,7 @@ class Dispatcher:
         while not self._stopping:
             if self._may_take():
                 message = (self._ready_control or self._ready).popleft()
-                if not self._woken and self._may_take():
+                if not self._parking.woken and self._may_take():
                     self._wake_one()
                 await self._work(message, scope)
                 if self._ready:
@@ -430,7 +424,7 @@ class Dispatcher:
                 if self._pause.since is None:
                     plan = self._planner.plan(now, self._pace.allowance(now), most)
                 if plan is None:
-                    await self._park()
+                    await self._parking.park()
                     woken = True
                     continue
                 asks = not isinstance(plan, Acquire) and not plan.lane.is_control
@@ -499,81 +493,17 @@ class Dispatcher:
                 self._outages.asked(now)
             await self._receive(receive)
 
-    async def _booked(self, plan: Receive) -> Receive | None:
-        """Book the starts of the messages that a plan asks for; ask for no more messages than there
-        are, for none where there are none."""
-        starts: Sequence[float] = ()
-        try:
-            starts = await self._policy.book(plan.lane, plan.count)
-        finally:
-            if not starts:
-                self._planner.received(plan, 0)
-                self._timer_wake.set()
-        if not starts:
-            return None
-        self._planner.free(plan.lane, plan.count - len(starts))
-        return replace(plan, count=len(starts), starts=starts)
-
     async def _receive(self, plan: Receive) -> None:
         lane = plan.lane
-        if plan.starts is None:
-            booked = await self._booked(plan)
-            if booked is None:
-                return
-            plan = booked
-        began = self._clock.monotonic()
-        received: list[Delivery] = []
-        missing = False
-        with anyio.CancelScope() as scope:
-            if plan.wait:
-                self._waiting_receives.add(scope)
-            try:
-                received = await self._received(plan)
-            except QueueMissing:
-                lane.lost(began)
-                lane.not_before = began + ERROR_PAUSE
-                missing = True
-            finally:
-                self._waiting_receives.discard(scope)
-                self._planner.received(plan, min(len(received), plan.count))
-        if scope.cancelled_caught:
+        received = await self._receiver.receive(plan)
+        if received is not None and received.deliveries:
+            await self._take_in(received.plan, received.deliveries, self._clock.monotonic())
             return
-        if missing:
-            self.queue_missing(lane.run_id)
-            self._timer_wake.set()
-            await self._tidy(lane)
-            return
-        now = self._clock.monotonic()
-        if received:
-            await self._take_in(plan, received, now)
-            return
-        lane.found_nothing(now, empties_before=plan.empties)
-        if now - began < plan.wait or not plan.wait or lane.host:
-            # The queue answered without waiting: do not ask it again at once.
-            lane.not_before = now + self._polling.pause_after(lane.empties, self._clock.random())
         self._timer_wake.set()
-        await self._tidy(lane)
-
-    async def _received(self, plan: Receive) -> list[Delivery]:
-        """Ask a queue for the messages of a plan, a batch at a time."""
-        left, wait, batch = plan.count + plan.extra, plan.wait, self._polling.batch
-        received: list[Delivery] = []
-        while True:
-            limit = min(left, batch)
-            try:
-                found = await self._queues.receive(
-                    plan.lane.queue, limit=limit, visibility=self._visibility, wait=wait
-                )
-            except BaseException:
-                if received:
-                    with anyio.CancelScope(shield=True):
-                        await self._give_back(plan.lane, received)
-                raise
-            self._telemetry.received(len(found))
-            received += found
-            left, wait = left - limit, 0.0
-            if len(found) < limit or not left:
-                return received
+        if received is not None:
+            if received.is_missing:
+                self.queue_missing(lane.run_id)
+            await self._tidy(lane)
 
     async def _take_in(self, plan: Receive, received: list[Delivery], now: float) -> None:
         """Hand the messages that have permits to the slots, and put the rest into the buffer."""
@@ -591,8 +521,10 @@ class Dispatcher:
         messages = [InHand(lane, delivery, now, now) for delivery in received[: plan.count]]
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
-        if self._turns is not None and not lane.is_control:
-            messages = self._let_wait(self._turns, messages, plan.starts or ())
+        if self._waits is not None and not lane.is_control:
+            for message in messages:
+                self._working[message.delivery.receipt] = message
+            messages = self._waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
@@ -602,73 +534,19 @@ class Dispatcher:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
 
-    def _let_wait(
-        self, turns: MessageTurns, messages: list[InHand], starts: Sequence[float]
-    ) -> list[InHand]:
-        """Let messages wait beside the slots whose host is not free; return the others."""
-        left = []
-        for message, start in zip_longest(messages, starts[: len(messages)]):
-            lane = message.lane
-            message.turn = turns.turn_of(lane, message.delivery, start)
-            if message.turn is None or turns.may_go_on(message.turn):
-                left.append(message)
-                continue
-            if lane.host:
-                self._planner.wait(lane)
-            else:
-                message.is_kept = True
-                self._planner.set_aside(lane)
-            self._turning[message] = anyio.CancelScope()
-            self._working[message.delivery.receipt] = message
-            self._spawn(partial(self._await_turn, turns, message))
-        return left
-
-    async def _await_turn(self, turns: MessageTurns, message: InHand) -> None:
-        """Wait until the host of a message is free; then hand it to the slots, or hide it until its
-        place in the host's line."""
-        assert message.turn is not None
-        lane, delivery, place, ended = message.lane, message.delivery, None, False
-        try:
-            with self._turning[message] as scope:
-                message.turn.scope = scope
-                place = await self._turned(turns, message.turn)
-                ended = True
-        except BaseException:
-            self._end_wait(message)
-            await self._give_up([message])
-            raise
-        self._end_wait(message)
-        if not ended or lane.closed or lane.dropped or self._begins_nothing:
+    async def _go_on(self, message: InHand, place: float | None) -> None:
+        """Hand a message whose host is free to the slots; hide one that has a place in its line."""
+        lane = message.lane
+        if lane.closed or lane.dropped or self._begins_nothing:
             await self._give_up([message])
         elif place is not None:
             self._put_off(lane, Outcome(waiting=WaitReason.HOST_LIMIT), place)
-            await self._hide(lane, delivery, place)
+            await self._hide(lane, message.delivery, place)
             await self._free(message)
         elif lane.host:
             self._ready.append(message)
         else:
             lane.turned.append(message)
-
-    async def _turned(self, turns: MessageTurns, turn: Turn) -> float | None:
-        """Wait for the turn of a message. While the ledger is away it stays in hand: given back, it
-        would come again at once."""
-        failed = False
-        while True:
-            try:
-                return await turns.enter(turn)
-            except Exception as error:
-                if not failed:
-                    log_failure(_log, "the ledger did not answer", error)
-                failed = True
-                turn.lane.rest_until(self._clock.monotonic() + ERROR_PAUSE)
-                await self._clock.sleep(ERROR_PAUSE)
-
-    def _end_wait(self, message: InHand) -> None:
-        del self._turning[message]
-        if message.lane.host:
-            self._planner.wait_no_more(message.lane)
-        else:
-            message.lane.waiting -= 1
 
     async def _claim(self, lane: Lane, messages: list[InHand]) -> list[InHand]:
         """Claim the tasks of messages in one operation; return those that are left to be worked."""
@@ -909,8 +787,7 @@ class Dispatcher:
         lane, delivery = message.lane, message.delivery
         if outcome.hide_for is not None:
             self._put_off(lane, outcome, outcome.hide_for)
-            fresh = _with_host(message)
-            await self._hide(lane, fresh, outcome.hide_for, is_new=fresh is not delivery)
+            await self._hide(lane, delivery, outcome.hide_for)
             return
         self._working.pop(delivery.receipt, None)
         lane.succeed()
@@ -921,12 +798,12 @@ class Dispatcher:
         if outcome.drop_queue is None:
             await self._acknowledger.add(delivery.queue, delivery.receipt)
             return
-        lanes = self.lanes.of(lane.run_id) if lane in self.lanes.of(lane.run_id) else [lane]
-        for one in lanes:
+        others = [one for one in self.lanes.of(lane.run_id) if one is not lane]
+        for one in (lane, *others):
             one.dropped = True
             self._withdraw(one)
         if self._finishing is not None:
-            queues = [one.queue for one in lanes if one is not lane]
+            queues = [one.queue for one in others]
             drop = partial(self._drop, delivery, queues, outcome.drop_queue)
             self._finishing.start_soon(self._beside, drop)
 
@@ -934,22 +811,14 @@ class Dispatcher:
         """Remember a row that is left until later, and why, for the report of this worker."""
         if lane.is_control or not (outcome.waiting or outcome.is_claimed):
             return
-        rows = self.lanes.put_off.setdefault(lane.run_id, PutOffRows())
         now = self._clock.monotonic()
-        rows.add(now, now + seconds, outcome.waiting)
+        self.lanes.put_off_row(lane.run_id, now, now + seconds, outcome.waiting)
 
-    async def _drop(
-        self,
-        delivery: Delivery,
-        others: Sequence[str],
-        drop_queue: Callable[[], Awaitable[None]],
-    ) -> None:
-        """Acknowledge the last message of a run and those of its other queues, then drop them all:
+    async def _drop(self, last: Delivery, others: Sequence[str], drop: Act) -> None:
+        """Acknowledge the last message of a run and those in its other queues, then drop them all:
         not the other way round, which would ask for a queue that is gone."""
-        await self._acknowledger.finish(delivery.queue, delivery.receipt)
-        for queue in others:
-            await self._acknowledger.finish(queue)
-        await log_and_continue(_log, "the queue of an ended run was not dropped", drop_queue)
+        await self._acknowledger.finish(last.queue, last.receipt, others)
+        await log_and_continue(_log, "the queue of an ended run was not dropped", drop)
 
     async def _empty_buffer(self, lane: Lane) -> None:
         if lane.buffer:
@@ -957,12 +826,10 @@ class Dispatcher:
             lane.buffer.clear()
             await self._give_back(lane, deliveries)
 
-    async def _hide(
-        self, lane: Lane, delivery: Delivery, seconds: float, *, is_new: bool = False
-    ) -> None:
+    async def _hide(self, lane: Lane, delivery: Delivery, seconds: float) -> None:
         self._working.pop(delivery.receipt, None)
         if not lane.dropped:
-            await self._returns.hide(delivery, seconds, is_new=is_new)
+            await self._returns.hide(delivery, seconds)
 
     async def _give_back(self, lane: Lane, deliveries: list[Delivery]) -> None:
         """Give messages back, unless they go with their queue."""
@@ -980,24 +847,7 @@ class Dispatcher:
         if lane in lanes and all(one.idle and one.closed for one in lanes):
             self.lanes.forget(lane.run_id)
 
-    # -- parking --
-
-    async def _park(self) -> None:
-        event = anyio.Event()
-        self._parked.append(event)
-        try:
-            await event.wait()
-        except BaseException:
-            if event in self._parked:
-                self._parked.remove(event)
-            raise
-        finally:
-            self._woken -= event.is_set()
-
-    def _wake_one(self) -> None:
-        if self._parked:
-            self._woken += 1
-            self._parked.popleft().set()
+    # -- timers --
 
     async def _ring_timers(self) -> None:
         """Wake a slot when a lane's pause ends, and at least every IDLE_WAIT, in case a wake-up was

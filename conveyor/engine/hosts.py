@@ -56,6 +56,8 @@ MOST_WAITING = 500
 USUAL_SECONDS = 1.0
 """Seconds that a call to a host is taken to last before one has ended."""
 MOST_HOSTS = 20_000
+MOST_LEARNED = 20_000
+"""Tasks whose hosts a worker remembers, because their messages do not name them."""
 _NEWEST = 0.2
 """Weight of the latest call in the mean time of those to its host."""
 
@@ -244,6 +246,11 @@ class HostPaces:
             return None
         return tuple(pace.starts.popleft() for _ in range(min(count, len(pace.starts))))
 
+    def closed_until(self, lane: Lane) -> float:
+        """Return when the host of a lane opens."""
+        pace = self.of(lane)
+        return -math.inf if pace is None else pace.closed_until
+
     async def fill(self, lane: Lane, count: int) -> list[float]:
         """Book starts for a lane that has none; return those that are near, and keep the others.
         Raises ConveyorError(unavailable)."""
@@ -291,7 +298,6 @@ class Turn:
         "began",
         "has_come_before",
         "host",
-        "is_learned",
         "lane",
         "leases",
         "lives",
@@ -305,7 +311,6 @@ class Turn:
         assert isinstance(message, TaskMessage)
         self.lane = lane
         self.host = lane.host or message.host
-        self.is_learned = False
         self.has_come_before = delivery.receive_count > 1
         self.pace: HostPace | None = None
         self.start: float | None = None
@@ -358,6 +363,7 @@ class MessageTurns(HostTurns):
         self._clock = clock
         self._holding: set[Turn] = set()
         self._working: dict[tuple[str, str], Turn] = {}
+        self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
 
     # -- messages that have come --
 
@@ -367,6 +373,9 @@ class MessageTurns(HostTurns):
         if not lane.host and not self._paces.hold(lane):
             return None
         turn = Turn(lane, delivery)
+        if not turn.host and isinstance(message := delivery.message, TaskMessage):
+            # A message of an older version, which may have been here before.
+            turn.host = self._learned.get((message.run_id, message.task_id), "")
         if lane.host:
             turn.pace = self._paces.of(lane)
         elif turn.host:
@@ -509,7 +518,7 @@ class MessageTurns(HostTurns):
         if turn is None:
             return
         if not turn.host:
-            turn.host, turn.is_learned = host_and_port(url), True
+            turn.host = self._learned[run_id, task_id] = host_and_port(url)
             turn.pace = self._paces.under(turn.lane, turn.host)
         if turn.pace is not None:
             await self._come(turn, turn.pace)

@@ -89,12 +89,12 @@ class Lane:
     those: their calls have ended and their permits are back, or they wait for their host. `turned`
     are those of them whose host has come free; `waiting` counts all that wait for it, here or with
     a permit. `buffer` holds messages received beyond the permits, each with the moment it came;
-    `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties` counts empty
-    receives in a row, since `empty_since`. The lane is not polled before `not_before`; its queue is
-    lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments are monotonic
-    seconds. A closed lane ends with its last message. The queue of a `dropped` lane is gone, or
-    going, because its run has ended. A claim that was being made when `withdrawals` grew is given
-    up.
+    `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
+    counts empty receives in a row, since `empty_since`. The lane is not polled before `not_before`;
+    its queue is lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments
+    are monotonic seconds. A closed lane ends with its last message. The queue of a `dropped` lane
+    is gone, or going, because its run has ended. A claim that was being made when `withdrawals`
+    grew is given up.
     """
 
     __slots__ = (
@@ -336,6 +336,21 @@ class Lanes:
     def of(self, run_id: str) -> list[Lane]:
         """Return the lanes of a run: that of its own queue, and those of its hosts, by number."""
         return self._runs.get(run_id, [])
+
+    def empty_since(self, moment: float) -> list[str]:
+        """Return the runs whose queues have been empty since then, with no message in hand."""
+        return [
+            run_id
+            for run_id, lanes in self._runs.items()
+            if all(
+                lane.empty_since is not None and lane.empty_since <= moment and lane.only_waits
+                for lane in lanes
+            )
+        ]
+
+    def put_off_row(self, run_id: str, now: float, due: float, why: WaitReason | None) -> None:
+        """Note that a row of a run is left until `due`."""
+        self.put_off.setdefault(run_id, PutOffRows()).add(now, due, why)
 
     def runs(self) -> Iterable[list[Lane]]:
         """Return the lanes of each run."""

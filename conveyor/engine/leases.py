@@ -107,6 +107,8 @@ class JobLease:
             return self.lanes[0].owner.busy if self.lanes else 0
         if self.of_host:
             # A permit of a host ends with the call.
+            if len(self.lanes) == 1:
+                return self.guests + self.lanes[0].busy - self.lanes[0].unsettled
             return self.guests + sum(lane.busy - lane.unsettled for lane in self.lanes)
         if len(self._shares) == 1:
             return next(iter(self._shares)).busy
@@ -143,6 +145,10 @@ class JobLease:
         least."""
         parties = self.holders + self.others_want + (0 if self.permits else 1)
         return max(1 if self.of_host else FULL_BATCH, math.ceil(self.limit / max(parties, 1)))
+
+    def is_out(self, now: float) -> bool:
+        """Return True if no further permit is to be asked for now."""
+        return self.permits >= self.limit or self.calling or now < self.cool_until
 
     def growth(self, now: float) -> int:
         """Return the most permits to ask for now: a growing block, and no more than is fair while

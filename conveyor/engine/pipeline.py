@@ -83,6 +83,39 @@ class Pace:
         return len(ends)
 
 
+class Parking:
+    """Slots with nothing to do, woken one at a time, the one that waits longest first. `woken` of
+    them are on their way."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self._parked: deque[anyio.Event] = deque()
+
+    async def park(self) -> None:
+        """Wait to be woken."""
+        event = anyio.Event()
+        self._parked.append(event)
+        try:
+            await event.wait()
+        except BaseException:
+            if event in self._parked:
+                self._parked.remove(event)
+            raise
+        finally:
+            self.woken -= event.is_set()
+
+    def wake_one(self) -> None:
+        """Wake a slot, if one is parked."""
+        if self._parked:
+            self.woken += 1
+            self._parked.popleft().set()
+
+    def wake_all(self) -> None:
+        """Wake every slot that is parked."""
+        while self._parked:
+            self.wake_one()
+
+
 class Finisher:
     """Settle what the slots hand over, beside them.
 

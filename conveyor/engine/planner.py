@@ -200,7 +200,7 @@ class Planner:
         return Acquire(lane, self._policy.may_acquire(lane, free, now))
 
     def _is_eligible(self, lane: Lane, free: int, now: float, *, starts: bool) -> bool:
-        if lane.closed or lane.dropped:
+        if lane.closed or lane.dropped or (lane.host and self._policy.is_out(lane, now)):
             return False
         if starts and self._may_start(lane, now):
             return True

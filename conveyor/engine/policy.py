@@ -62,6 +62,10 @@ class Policy(Protocol):
         """Permits in hand, over all lanes."""
         ...
 
+    def is_out(self, lane: Lane, now: float) -> bool:
+        """Return whether nothing can be done for the lane of one host, at a glance."""
+        ...
+
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return whether a message in the lane's buffer may start now."""
         ...
@@ -123,6 +127,11 @@ class Policy(Protocol):
 
     def state(self, lane: Lane, now: float) -> PermitState:
         """Tell how the permits of a lane stand, for people; this changes nothing."""
+        ...
+
+    def closed_until(self, lanes: Sequence[Lane], now: float) -> float | None:
+        """Return when the first host opens of those that keep the lanes of a run: None unless each
+        lane that is not empty is of a host that is closed."""
         ...
 
     async def leave(self, lane: Lane) -> None:

@@ -79,6 +79,13 @@ class ReservePolicy:
         leases = self._leases.values()
         return sum(lease.permits for lease in leases if not (lease.of_caller or lease.of_host))
 
+    def is_out(self, lane: Lane, now: float) -> bool:
+        """Return True if a lane of one host has no permit of it to spare, and can get none now."""
+        for lease in self._by_lane.get(lane, ()):
+            if lease.of_host and lease.is_out(now) and lease.spare <= 0:
+                return True
+        return False
+
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return True if a permit is idle and still usable."""
         if not all(self.has_spare(lease, now) for lease in self._leases_of(lane)):
@@ -194,6 +201,11 @@ class ReservePolicy:
 
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Return when the ledger may be asked again."""
+        if lane.host and self.is_out(lane, now):
+            of_host = self.lane_leases(lane)
+            full = any(lease.permits >= lease.limit for lease in of_host)
+            cool = max(lease.cool_until for lease in of_host)
+            return None if full or cool <= now else cool
         lacking = self._lacking(lane, now)
         if not lacking and lane.host and self.hosts is not None:
             return self.hosts.next_due(lane, now)
@@ -246,6 +258,16 @@ class ReservePolicy:
                 of_caller = lease.limit if lease.of_caller else 0
                 return PermitState(permits, RunWaitReason.MAX_INFLIGHT, caller_limit=of_caller)
         return PermitState(permits)
+
+    def closed_until(self, lanes: Sequence[Lane], now: float) -> float | None:
+        """Return when the first host opens, if all hosts with messages are closed."""
+        hosts = self.hosts
+        full = [lane for lane in lanes if not lane.empties]
+        if hosts is None or not full:
+            return None
+        if not all(lane.host and hosts.is_closed(lane, now) for lane in full):
+            return None
+        return min(hosts.closed_until(lane) for lane in full)
 
     async def leave(self, lane: Lane) -> None:
         """Give back what no message of the job uses; forget the lane once it is idle."""

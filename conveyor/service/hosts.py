@@ -1,13 +1,17 @@
 """The hosts of a run: what it does to each, for whoever has to answer for it.
 
 A run keeps no counters by host. They are counted from its rows on request: from all of them, or
-from MOST_ROWS that are spread evenly over a larger run.
+from MOST_ROWS that are spread evenly over a larger run. What of that is in flight now, its workers
+have said.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+
+from msgspec import UNSET
 
 from conveyor.domain.hosts import HostRule, host_and_port
 from conveyor.domain.model import Job, Run, Task, TaskStatus
@@ -16,7 +20,7 @@ from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.pacing import HostState
 from conveyor.records.sharded_reads import ShardCursor, merge_page, task_reader
 from conveyor.service.context import Context
-from conveyor.service.schemas import UNSET, HostBody, HostsBody
+from conveyor.service.schemas import HostBody, HostsBody
 
 MOST_HOSTS = 100
 """Hosts of one answer."""
@@ -58,6 +62,8 @@ class HostQueries:
             if task.source_run_id is None:
                 tally = found.setdefault(host_and_port(task.spec.url), _Tally())
                 tally.counts[task.status] += 1
+        if counted < run.stats.total:
+            await self._add_reported(run.run_id, found)
         found.pop("", None)
         busiest = sorted(found.items(), key=lambda one: one[1].rank, reverse=True)[:MOST_HOSTS]
         rules = {host: self._rules(view.job, host) for host, _ in busiest}
@@ -69,6 +75,17 @@ class HostQueries:
             hosts=[self._body(host, tally, rules[host], states) for host, tally in busiest],
             more_hosts=len(found) - len(busiest),
         )
+
+    async def _add_reported(self, run_id: str, found: dict[str, _Tally]) -> None:
+        """Add the calls that workers told of: few rows in flight are among those of a sample."""
+        crew, now = await self._context.waits.crew(), self._context.clock.now()
+        calls: Counter[str] = Counter()
+        for worker, lane in [] if crew is None else crew.sights(run_id):
+            if not worker.is_silent(now):
+                calls.update(lane.hosts)
+        for host, count in calls.items():
+            counts = found.setdefault(host, _Tally()).counts
+            counts[TaskStatus.PROCESSING] = max(counts[TaskStatus.PROCESSING], count)
 
     async def _rows(self, job: Job, run: Run) -> AsyncIterator[Task]:
         """Yield the rows of a run, or of a larger one as many from everywhere."""

@@ -585,15 +585,15 @@ class HostBody(Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, _text("Name and port.")]
     pending: Annotated[int, _count("Tasks that wait.")]
-    in_flight: Annotated[int, _count("Tasks in work.")]
+    in_flight: Annotated[int, _count("Tasks in work; of a larger run as workers said it last.")]
     done: Annotated[int, _count("Tasks that ended successful.")]
     failed: Annotated[int, _count("Tasks that ended failed.")]
     limit: (
-        Annotated[int, _count("Most calls in flight that the closest limit allows.", least=1)]
+        Annotated[int, _count("Most calls in flight that the strictest limit allows.", least=1)]
         | UnsetType
     ) = UNSET
     rate: (
-        Annotated[float, _text("Most calls a second that the closest limit allows.")] | UnsetType
+        Annotated[float, _text("Most calls a second that the strictest limit allows.")] | UnsetType
     ) = UNSET
     ceiling: (
         Annotated[int, _count("Most calls in flight since the host refused some.", least=1)]

@@ -161,6 +161,10 @@ class ReceiveFirstPolicy:
         """Permits in hand, over all jobs."""
         return len(self._held)
 
+    def is_out(self, lane: Lane, now: float) -> bool:
+        """Return False: permits of hosts are not taken."""
+        return False
+
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return False: nothing is buffered, so nothing waits to be started."""
         return False
@@ -234,6 +238,10 @@ class ReceiveFirstPolicy:
     def state(self, lane: Lane, now: float) -> PermitState:
         """Tell only of the permits: the ledger is asked message by message."""
         return PermitState(lane.admitted)
+
+    def closed_until(self, lanes: Sequence[Lane], now: float) -> float | None:
+        """Return None: nothing is known of hosts."""
+        return None
 
     async def leave(self, lane: Lane) -> None:
         """Nothing is held beyond the messages at work."""

@@ -108,9 +108,9 @@ class QueueService:
     acknowledgements and changes answered with an error, half of them applied all the same.
 
     The figures leave out the control queue, which every worker asks alike: `received` counts
-    messages handed out, `calls` receive calls, `empties` the empty ones, `dead_lettered` messages
-    given up; `on_hand` counts messages received whose task has not ended, `peak_on_hand` the most
-    of them.
+    messages handed out, `most_received` is the most times that one was, `calls` receive calls,
+    `empties` the empty ones, `dead_lettered` messages given up; `on_hand` counts messages received
+    whose task has not ended, `peak_on_hand` the most of them.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class QueueService:
         self._numbers = 0
         self.duplicates = self.lost_answers = 0.0
         self.received = self.calls = self.empties = self.dead_lettered = 0
-        self.on_hand = self.peak_on_hand = 0
+        self.on_hand = self.peak_on_hand = self.most_received = 0
         self._held: dict[str, _Item] = {}
 
     # -- queues --
@@ -342,6 +342,7 @@ class QueueService:
             self.send(DEAD_LETTER_QUEUE, item.message)
             return
         item.received += 1
+        self.most_received = max(self.most_received, item.received)
         item.receipt = f"{item.number}.{item.received}"
         queue.in_hand[item.receipt] = item
         item.visibility = visibility

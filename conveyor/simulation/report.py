@@ -54,8 +54,9 @@ class Report:
     flight of each job, `host_peak` those of any host, `host_starts` the most calls that began to
     one host in a second shortened by 0.1; `host_use` is the mean part that hosts with several calls
     had of their limit or rate, whichever was closer; `uninvited` calls began to hosts that were
-    closed. `finished_at` is the end of each job, None if it has not ended, in the order of the
-    plans, as `peaks` are. `events` counts the events in the trace.
+    closed. `most_received` is the most times that one message was received. `finished_at` is the
+    end of each job, None if it has not ended, in the order of the plans, as `peaks` are. `events`
+    counts the events in the trace.
     """
 
     world: str
@@ -98,6 +99,7 @@ class Report:
     host_peak: int
     host_starts: int
     host_use: float
+    most_received: int
     uninvited: int
     lanes: tuple[int, ...]
     finished_at: tuple[float | None, ...]

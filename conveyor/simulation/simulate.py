@@ -255,6 +255,7 @@ def measure(
         host_peak=gateway.hosts.peak,
         host_starts=gateway.hosts.most_starts,
         host_use=gateway.hosts.use(scenario.host_limit, scenario.host_rate),
+        most_received=queues.most_received,
         uninvited=gateway.hosts.uninvited,
         lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conveyor import cli
@@ -136,6 +138,20 @@ def test_a_variable_that_does_not_fit_is_named_as_one(
     code, _out, err = run(capsys, program="dev_main")
     assert code == 1
     assert err.startswith("conveyor-dev: CONVEYOR_GATEWAY must be direct, fake, or ")
+
+
+def test_a_file_of_hosts_that_cannot_be_used_keeps_a_server_from_starting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts.toml"
+    hosts.write_text('"*.example" = { limt = 1 }')
+    monkeypatch.setenv("CONVEYOR_HOSTS", str(hosts))
+    arguments = ("--data-dir", str(tmp_path / "data"), "--port", "0")
+    code, out, err = run(capsys, *arguments, program="dev_main")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    problem = "'*.example' has the unknown word 'limt'"
+    assert err == f"conveyor-dev: CONVEYOR_HOSTS {hosts}: {problem}\n"
+    assert not (tmp_path / "data").exists()
 
 
 def test_help_tells_the_default_server_and_what_is_skipped(

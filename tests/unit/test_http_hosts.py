@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules, Politeness, host_key
+from conveyor.domain.run_waits import LaneReport, WorkerReport
 from conveyor.domain.text_rules import rfc3339
 from conveyor.service import hosts
+from conveyor.service.waiting import READ_EVERY
 from tests.unit.http_api import Api, open_api, problem_of
 
 SHOP, NEWS = "shop.test:443", "news.test:8080"
@@ -37,6 +39,20 @@ async def hosts_of(api: Api, job_id: str, run_id: str) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
+
+
+def report(api: Api, name: str, run_id: str, calls: dict[str, int]) -> WorkerReport:
+    """The word of a worker with so many calls to hosts of a run."""
+    return WorkerReport(
+        worker_id=name,
+        version="1",
+        started_at=api.clock.now(),
+        said_at=api.clock.now(),
+        heartbeat=10.0,
+        slots=9,
+        in_use=2,
+        lanes=(LaneReport(run_id=run_id, hosts=calls),),
+    )
 
 
 async def test_each_host_shows_its_own_tasks_and_the_busiest_comes_first(tmp_path: Path) -> None:
@@ -110,6 +126,15 @@ async def test_a_large_run_is_looked_at_everywhere_within_a_bound(
 
         assert (found["tasks"], found["counted_tasks"], found["more_hosts"]) == (40, 20, 1)
         assert [one["pending"] for one in found["hosts"]] == [5, 5, 5]
+        assert [one["in_flight"] for one in found["hosts"]] == [0, 0, 0]
+
+        for number in range(2):
+            await api.binding.workers.say(
+                report(api, f"worker{number}", run_id, {"h3.test:443": 2})
+            )
+        await api.clock.advance(READ_EVERY)
+        busiest = (await hosts_of(api, job_id, run_id))["hosts"][0]
+        assert (busiest["host"], busiest["in_flight"]) == ("h3.test:443", 4)
 
 
 async def test_hosts_of_a_run_of_somebody_else_are_not_found(tmp_path: Path) -> None:

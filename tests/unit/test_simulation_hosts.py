@@ -24,7 +24,7 @@ from conveyor.simulation import (
 LIMIT, RATE, HOSTS = 3, 8.0, 20
 
 
-def fleet(seed: int, *, tasks: int = 300, rate: float = RATE, faulty: bool = True) -> Report:
+def fleet(seed: int, *, tasks: int = 200, rate: float = RATE, faulty: bool = True) -> Report:
     faults = (
         Kill(worker=1, at=6.0, back_after=3.0),
         PermitsRestartEmpty(at=9.0),
@@ -54,7 +54,9 @@ def assert_within_limits(report: Report, *, rate: float = RATE) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (1, 2))]
+)
 def test_no_host_gets_more_than_its_limits_in_spite_of_faults(seed: int) -> None:
     assert_within_limits(fleet(seed))
 
@@ -64,7 +66,52 @@ def test_a_message_comes_twice_at_most_for_its_host() -> None:
     report = fleet(0, faulty=False)
     assert_within_limits(report)
     assert report.host_peak == LIMIT, "the limit is reached"
+    assert report.most_received == 2
     assert 1.0 < report.amplification <= 2.0
+
+
+def lanes(*, tasks: int, hosts: int, skew: float = 0.0, cap: int = 400) -> Report:
+    """A run that is large enough for its first hosts to have queues of their own."""
+    report = simulate(
+        Scenario(
+            world=REALISTIC,
+            policy="reserve",
+            jobs=(JobPlan(tasks=tasks, cap=cap),),
+            workers=4,
+            hosts=hosts,
+            host_limit=LIMIT,
+            host_rate=RATE,
+            host_skew=skew,
+        )
+    )
+    assert_within_limits(report)
+    return report
+
+
+@pytest.mark.slow
+def test_hosts_with_queues_of_their_own_are_received_once_and_use_their_limits() -> None:
+    report = lanes(tasks=1_000, hosts=8)
+    assert (report.amplification, report.most_received, report.bounces) == (1.0, 1, 0)
+    assert report.host_use >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_few_messages_of_very_many_hosts_come_twice() -> None:
+    report = lanes(tasks=1_000, hosts=10_000, skew=1.0, cap=60)
+    assert report.amplification <= 1.1
+    assert report.most_received <= 2
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(1_200)
+def test_ten_thousand_tasks_are_received_as_often_as_they_should() -> None:
+    assert lanes(tasks=10_000, hosts=63).amplification == 1.0
+    many = lanes(tasks=10_000, hosts=10_000, skew=1.0)
+    assert many.amplification <= 1.1
+    assert many.most_received <= 2
 
 
 @pytest.mark.slow
@@ -123,6 +170,7 @@ def test_a_host_that_refuses_slows_no_other() -> None:
 def test_two_hundred_fleets_stay_within_the_limits_of_hosts(first: int) -> None:
     for seed in range(first, first + 20):
         assert_within_limits(fleet(seed))
+        assert_within_limits(fleet(seed, tasks=1_000))
 
 
 def test_without_limits_hosts_cost_nothing() -> None:
@@ -141,6 +189,12 @@ def test_the_command_tells_of_the_busiest_host() -> None:
     row = json.loads(given.stdout)
     assert (row["completed"], row["host_peak"] <= 4, row["host_starts"] <= 2) == (200, True, True)
     assert "host_peak" not in json.loads(asked("--tasks", "50").stdout)
+
+
+def test_policies_that_keep_no_limits_of_hosts_are_refused_in_words() -> None:
+    given = asked("--policy", "local", "--host-limit", "3")
+    assert given.exit_code == 2
+    assert "limits of hosts are kept by reserve and reserve-strict alone" in given.stderr
 
 
 def test_a_rate_that_cannot_be_kept_is_refused_in_words() -> None:

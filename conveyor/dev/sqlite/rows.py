@@ -226,6 +226,7 @@ def to_json(
     | FireRecord
     | RunFinished
     | ResultShape
+    | Politeness
     | tuple[str, ...]
     | dict[str, Any],
 ) -> str:

@@ -111,6 +111,9 @@ ITEMS: dict[str, ItemInfo] = {
             "given_up": "tasks by first index: rows that will not be counted",
             "queue_generation": "number of its present queue",
             "queue_moved_by": "token of the call that moved that number",
+            "hosts": "its hosts that have a queue of their own; absent without one",
+            "host_queues": "by number of the host: the number of its present queue, and the token "
+            "of the call that moved it; there if `hosts` is",
             "ingesting": "whether rows are being written after the answer",
             "ingest": "the plan of its ingestion, as JSON",
             "ingest_next": "checkpoint: every row below this index is written",
