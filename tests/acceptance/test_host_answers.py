@@ -87,6 +87,7 @@ def serving(binding: str, directory: Path) -> Iterator[str]:
         yield fleet.api
 
 
+@pytest.mark.full
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
