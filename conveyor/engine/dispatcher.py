@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, log_and_continue, log_failure
-from conveyor.domain.model import DispatchableRun, WaitReason
+from conveyor.domain.model import DispatchableRun
 from conveyor.engine.delivery import (
     AckBatcher,
     Heartbeat,
@@ -540,7 +540,9 @@ class Dispatcher:
         if lane.closed or lane.dropped or self._begins_nothing:
             await self._give_up([message])
         elif place is not None:
-            self._put_off(lane, Outcome(waiting=WaitReason.HOST_LIMIT), place)
+            assert message.turn is not None
+            why = message.turn.why(self._clock.monotonic())
+            self._put_off(lane, Outcome(waiting=why), place)
             await self._hide(lane, message.delivery, place)
             await self._free(message)
         elif lane.host:

@@ -319,6 +319,11 @@ class Turn:
         self.scope: anyio.CancelScope | None = None
         self.began: float | None = None
 
+    def why(self, now: float) -> WaitReason:
+        """Return why its message is put off."""
+        is_closed = self.pace is not None and now < self.pace.closed_until
+        return WaitReason.HOST_RETRY_AFTER if is_closed else WaitReason.HOST_LIMIT
+
     @property
     def has_permits(self) -> bool:
         """True if what it holds was not lost."""

@@ -24,6 +24,8 @@ REFUSAL_CAP_PER_WORKER = 0.8
 full ledger, the more rarely each does."""
 WANT_FROM = 2 * FULL_BATCH
 """Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
+HANDED_OVER = 1.0
+"""Seconds after it handed over a permit of a host in which a worker asks for no other."""
 SMALL_LIMIT_PATIENCE = 2.5
 """The factor by which workers wait longer at limits below that, which refuse nearly all of them."""
 
@@ -179,7 +181,7 @@ class JobLease:
         if self.of_host and self.others_want > 0:
             # A message waits somewhere, and there may be fewer permits than workers.
             self.surplus = max(self.surplus, 1)
-        if state.free > 0:
+        if state.free > 0 and not (self.of_host and self.others_want > 0):
             self.cool_until = min(self.cool_until, now)
 
     def refused(self, now: float, jitter: float) -> None:
@@ -221,9 +223,12 @@ class JobLease:
             self.idle_since = None
             self.dirty = True
 
-    def hand_over(self) -> None:
-        """Pass the permit of a message that has ended to other workers, if it is due to them."""
+    def hand_over(self, now: float) -> None:
+        """Pass the permit of a message that has ended to other workers, if it is due to them; let
+        them have that of a host first."""
         if self.surplus > 0 and self.permits > 0:
             self.surplus -= 1
             self.permits -= 1
             self.dirty = True
+            if self.of_host:
+                self.cool_until = max(self.cool_until, now + HANDED_OVER)

@@ -192,8 +192,9 @@ class ReservePolicy:
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Keep the permit for the next message, or hand it to a worker that has fewer."""
+        now = self._clock.monotonic()
         for lease in self._leases_of(lane):
-            lease.hand_over()
+            lease.hand_over(now)
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Give a message whose permit was lost back at once."""
@@ -332,7 +333,7 @@ class ReservePolicy:
 
     async def give_back(self, lease: JobLease) -> None:
         """Give an idle permit of a host back, unless somebody here may use it."""
-        lease.hand_over()
+        lease.hand_over(self._clock.monotonic())
         if not (lease.knocking or lease.lanes):
             lease.wants = False
             lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)

@@ -157,3 +157,20 @@ async def test_a_run_that_is_closed_gives_what_waits_back_at_once() -> None:
         await bench.dispatcher.close_lane("a")
         await bench.clock.advance(0.5)
         assert bench.dispatcher.lanes.get("a") is None or not bench.dispatcher.has_work
+
+
+async def test_a_message_of_a_small_run_gets_its_turn_beside_a_large_one_elsewhere() -> None:
+    bench = world(limit=1, workers=2)
+    first, second = (member.dispatcher for member in bench.members)
+    async with bench.running():
+        await bench.submit("big", 200, hosts=(A,), lanes=(A,))
+        await second.close_lane("big")
+        await bench.clock.advance(5.0)
+        assert bench.tasks.peak[host_queue("big", 0)] == 1
+        await bench.submit("small", 3, hosts=(A,))
+        await first.close_lane("small")
+        await bench.clock.advance(90.0)
+        done = len([one for one in bench.tasks.done if one in dict(bench.rows["small"]).values()])
+        assert done == 3
+        assert len(bench.tasks.done) > 60, "the large one goes on"
+        assert bench.tasks.peak["all"] == 1
