@@ -85,7 +85,9 @@ def delete_handler(binding: Binding, clock: Clock, *, visibility: float) -> Dele
     )
 
 
-def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
+def ingest_handler(
+    binding: Binding, clock: Clock, policies: HostPolicies = NO_LIMITS
+) -> IngestHandler:
     """Make a handler of ingest messages."""
     return IngestHandler(
         clock,
@@ -93,7 +95,7 @@ def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
-        sender=task_sender(binding, clock),
+        sender=task_sender(binding, clock, policies),
     )
 
 
