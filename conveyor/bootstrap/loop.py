@@ -85,6 +85,7 @@ from conveyor.wire.options import ClientOptions, Proxy, read_proxy
 
 if TYPE_CHECKING:
     from conveyor.engine.tracing import OpenTelemetryTracer
+    from conveyor.gateway.robots import RobotsGateway
 
 
 class Readiness:
@@ -597,7 +598,7 @@ def _task_ports(
         queues=ports.queues,
         signals=ports.signals,
         gateway=heeding or ports.gateway,
-        heeds_robots=heeding is not None,
+        robots=heeding,
         pipeline=ports.pipeline,
         outages=outages,
         tracer=options.tracer,
@@ -647,13 +648,14 @@ def can_heed_robots(settings: Settings) -> bool:
     return settings.gateway == "direct" and find_spec("protego") is not None
 
 
-def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> Gateway | None:
+def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> RobotsGateway | None:
     """Put what reads robots.txt in front of the gateway; None where it cannot be heeded."""
     if ports.robots is None or not can_heed_robots(settings):
         return None
     from conveyor.gateway.robots import RobotsGateway
 
-    return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock)
+    lease = settings.permit_lease
+    return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock, lease=lease)
 
 
 def _control_handlers(
