@@ -107,8 +107,7 @@ async def open_dev(
     opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError if
     the data directory or the recording cannot be opened."""
     session_options(settings)  # unusable ones are told before anything is opened
-    policies = host_policies(settings, clock)
-    moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
+    policies, moved = host_policies(settings, clock), _moved(clock)
     binding = await _open_binding(settings, clock, moved)
     recorded = await _recorded(settings, clock, moved, recording, gateway, binding, origin)
     telemetry, (_, older), inbox = Telemetry(), root_secrets(settings), _inbox_url(origin)
@@ -163,6 +162,10 @@ def _app(
         clock=machine,
         options=options,
     )
+
+
+def _moved(clock: Clock) -> MovedServer | None:
+    return MovedServer(clock) if isinstance(clock, ManualClock) else None
 
 
 def _closing(binding: DevBinding, *clients: _Closable | None) -> Callable[[], Awaitable[None]]:

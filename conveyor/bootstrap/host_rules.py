@@ -7,7 +7,11 @@ import logging
 from pathlib import Path
 
 from conveyor.domain.hosts import BadHostRules, HostPolicies, HostRules, parse_host_patterns
+from conveyor.engine.hosts import HostPaces, MessageTurns
+from conveyor.engine.policy import Policy
+from conveyor.engine.reserve import ReservePolicy
 from conveyor.ports.clock import Clock
+from conveyor.ports.pacing import Pacing
 from conveyor.settings import InvalidSetting, Settings
 
 LOOK_EVERY = 1.0
@@ -30,6 +34,17 @@ def watched_rules(settings: Settings, clock: Clock) -> WatchedHostRules:
         return WatchedHostRules(clock, settings.hosts, limit=limit, rate=rate)
     except BadHostRules as error:
         raise InvalidSetting("CONVEYOR_HOSTS", f"{settings.hosts}: {error}") from None
+
+
+def host_turns(
+    policy: Policy, pacing: Pacing, policies: HostPolicies, clock: Clock
+) -> MessageTurns | None:
+    """Let a worker keep the limits of hosts; one that receives before it has its permits keeps
+    none."""
+    if not isinstance(policy, ReservePolicy):
+        return None
+    policy.hosts = HostPaces(pacing, policies, clock)
+    return MessageTurns(policy.hosts, policy, clock)
 
 
 class WatchedHostRules:

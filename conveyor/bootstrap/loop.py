@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from conveyor import __version__
 from conveyor.aio.outages import Outages
-from conveyor.bootstrap.host_rules import host_policies
+from conveyor.bootstrap.host_rules import host_policies, host_turns
 from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies
@@ -21,9 +21,9 @@ from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
-from conveyor.engine.hosts import HostPaces, MessageTurns
+from conveyor.engine.hosts import MessageTurns
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
-from conveyor.engine.policy import LeaseOptions, Policy, PolicyFactory
+from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.subset import REPORT_EVERY, RunSubset, SubsetOptions
@@ -85,6 +85,7 @@ from conveyor.wire.options import ClientOptions, Proxy, read_proxy
 
 if TYPE_CHECKING:
     from conveyor.engine.tracing import OpenTelemetryTracer
+    from conveyor.gateway.robots import RobotsGateway
 
 
 class Readiness:
@@ -365,8 +366,7 @@ def build_worker(
     jobs: JobLookup | None = None,
     options: LoopOptions = USUAL,
 ) -> Worker:
-    """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
-    own."""
+    """Build the loop over a binding; `jobs` looks up the jobs of tasks, by default those of it."""
     ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
     policies = options.policies or host_policies(settings, clock)
     options = replace(options, policies=policies)
@@ -436,7 +436,8 @@ def assemble_worker(
     name = clock.new_id()
     leases = _leases(name, settings, options)
     policy = options.policy(ports.permits, clock, leases)
-    turns = _host_turns(policy, ports, settings, clock, options.policies)
+    policies = options.policies or host_policies(settings, clock)
+    turns = host_turns(policy, ports.pacing, policies, clock)
     outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
         ports.queues,
@@ -597,7 +598,7 @@ def _task_ports(
         queues=ports.queues,
         signals=ports.signals,
         gateway=heeding or ports.gateway,
-        heeds_robots=heeding is not None,
+        robots=heeding,
         pipeline=ports.pipeline,
         outages=outages,
         tracer=options.tracer,
@@ -647,28 +648,14 @@ def can_heed_robots(settings: Settings) -> bool:
     return settings.gateway == "direct" and find_spec("protego") is not None
 
 
-def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> Gateway | None:
+def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> RobotsGateway | None:
     """Put what reads robots.txt in front of the gateway; None where it cannot be heeded."""
     if ports.robots is None or not can_heed_robots(settings):
         return None
     from conveyor.gateway.robots import RobotsGateway
 
-    return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock)
-
-
-def _host_turns(
-    policy: Policy,
-    ports: WorkerPorts,
-    settings: Settings,
-    clock: Clock,
-    policies: HostPolicies | None,
-) -> MessageTurns | None:
-    """Let a worker keep the limits of hosts; one that receives before it has its permits keeps
-    none. Raises InvalidSetting for a file of patterns that cannot be used."""
-    if not isinstance(policy, ReservePolicy):
-        return None
-    policy.hosts = HostPaces(ports.pacing, policies or host_policies(settings, clock), clock)
-    return MessageTurns(policy.hosts, policy, clock)
+    lease = settings.permit_lease
+    return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock, lease=lease)
 
 
 def _control_handlers(

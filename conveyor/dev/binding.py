@@ -192,14 +192,7 @@ async def open_binding(
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
-    memory = _Memory(
-        queues,
-        LocalSignals(),
-        MemoryPermits(clock),
-        MemoryWorkers(clock),
-        MemoryPacing(clock),
-        MemoryRobots(clock),
-    )
+    memory = _memory(queues, clock)
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
     return DevBinding(ports, directory, store, queues, _clearing(store, blobs, callbacks, memory))
 
@@ -231,6 +224,17 @@ class _Memory(NamedTuple):
         """Forget everything."""
         for one in self:
             one.clear()
+
+
+def _memory(queues: MemoryQueues, clock: Clock) -> _Memory:
+    return _Memory(
+        queues,
+        LocalSignals(),
+        MemoryPermits(clock),
+        MemoryWorkers(clock),
+        MemoryPacing(clock),
+        MemoryRobots(clock),
+    )
 
 
 def _keep(moved: KeptClock, directory: DataDirectory) -> None:

@@ -24,14 +24,15 @@ _SLACK = 64
 @dataclass(slots=True)
 class _Host:
     """The next start of a host, the end of its line, the end of the time for which it is closed,
-    its ceiling, which changed last at `lowered_at`, and its own `interval`, until it is slow no
-    more; in monotonic seconds."""
+    its ceiling, which changed last at `lowered_at` and was `halved_at`, and its own `interval`,
+    until it is slow no more; in monotonic seconds."""
 
     following: float
     place: float = -math.inf
     closed_until: float = -math.inf
     ceiling: int = 0
     lowered_at: float = -math.inf
+    halved_at: float = -math.inf
     interval: float = 0.0
     slow_until: float = -math.inf
 
@@ -96,11 +97,14 @@ class MemoryPacing(Pacing):
         known = self._host(host, now)
         known.closed_until = max(known.closed_until, now + seconds)
 
-    async def lower(self, host: str, limit: int) -> int:
+    async def lower(self, host: str, limit: int, age: float) -> int:
         now = self._clock.monotonic()
         known = self._host(host, now)
-        known.ceiling = max(1, (known.state(now).ceiling or limit) // 2)
-        known.lowered_at = now
+        ceiling = known.state(now).ceiling
+        if ceiling and known.halved_at > now - age:
+            return ceiling
+        known.ceiling = max(1, (ceiling or limit) // 2)
+        known.lowered_at = known.halved_at = now
         return known.ceiling
 
     async def lift(self, host: str, limit: int) -> None:

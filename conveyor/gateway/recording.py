@@ -368,8 +368,7 @@ def _failure(exchange: Exchange, told: RecordedFailure) -> ScrapeFailed:
             spend=exchange.spend,
         )
         failed.absence = Absence(told.shared) if told.is_absent else None
-        failed.refusal = told.host
-    failed.sent = exchange.sent
+    failed.sent, failed.refusal = exchange.sent, told.host
     return failed
 
 

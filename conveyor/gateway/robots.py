@@ -33,11 +33,12 @@ from conveyor.ports.gateway import (
     HostPace,
     HostRefusal,
     Postponed,
+    Robots,
     ScrapeFailed,
     ScrapeRequest,
     Success,
 )
-from conveyor.ports.permits import LeaseRequest, Permits
+from conveyor.ports.permits import LeaseRequest, Permits, usable_part
 from conveyor.ports.robots import MOST_KEPT, RobotsFiles
 
 DAY, HOUR = 86_400.0, 3_600.0
@@ -90,17 +91,24 @@ class _Known:
         return len(self.file.text) + 500
 
 
-class RobotsGateway(Gateway):
+class RobotsGateway(Gateway, Robots):
     """A gateway over another one, which it closes with itself. `permits` decides which worker
-    fetches a file."""
+    fetches a file, under a lease of so many seconds."""
 
     def __init__(
-        self, gateway: Gateway, files: RobotsFiles, permits: Permits, clock: Clock
+        self,
+        gateway: Gateway,
+        files: RobotsFiles,
+        permits: Permits,
+        clock: Clock,
+        *,
+        lease: float,
     ) -> None:
         self._gateway = gateway
         self._files = files
         self._permits = permits
         self._clock = clock
+        self._lease = lease
         self._holder = clock.new_id()
         self._sequence = 0
         self._known: LRUCache[str, _Known] = LRUCache(MOST_AT_HAND, getsizeof=lambda one: one.size)
@@ -115,23 +123,23 @@ class RobotsGateway(Gateway):
     async def aclose(self) -> None:
         await self._gateway.aclose()
 
-    @asynccontextmanager
-    async def _allowed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
-        agent = _agent(request)
-        delay = await self._admit(agent, request.url)
+    async def admit(self, request: ScrapeRequest) -> HostPace | None:
+        delay = await self._admit(_agent(request), request.url)
         pace = self._pace(request, delay) if delay else None
         if pace is not None and not request.has_waited:
             # Its start was booked before anybody knew of the delay.
             postponed = host_delay(delay * (0.5 + self._clock.random()))
             postponed.pace = pace
             raise postponed
+        return pace
+
+    @asynccontextmanager
+    async def _allowed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
+        agent = _agent(request)
+        await self._admit(agent, request.url)
         guarded = msgspec.structs.replace(request, guard=partial(self._admit, agent))
-        try:
-            async with self._gateway.scrape(guarded) as success:
-                yield msgspec.structs.replace(success, pace=pace)
-        except ScrapeFailed as failed:
-            failed.pace = pace
-            raise
+        async with self._gateway.scrape(guarded) as success:
+            yield success
 
     def _pace(self, request: ScrapeRequest, delay: float) -> HostPace | None:
         """Return the pace to tell the fleet, unless it was told lately for the same caller."""
@@ -230,8 +238,9 @@ class RobotsGateway(Gateway):
     async def _fetch(self, target: Target) -> _File:
         """Fetch a robots.txt. Raises ScrapeFailed if nobody answered, or if the host is to be left
         alone."""
+        lasts = min(FETCH_LASTS, usable_part(self._lease))
         place = msgspec.structs.replace(target, path="/robots.txt", credentials=None)
-        request = ScrapeRequest(place.url, "", timeout=FETCH_LASTS, max_bytes=ANY_SIZE)
+        request = ScrapeRequest(place.url, "", timeout=lasts, max_bytes=ANY_SIZE)
         try:
             async with self._gateway.scrape(request) as success:
                 return _File(await _text(success.content))
@@ -254,7 +263,7 @@ class RobotsGateway(Gateway):
             before=0,
             sequence=self._sequence,
         )
-        state = await self._permits.acquire_or_renew(request, limit=1, lease=2 * FETCH_LASTS)
+        state = await self._permits.acquire_or_renew(request, limit=1, lease=self._lease)
         return state.granted
 
     async def _let_go(self, name: str) -> None:

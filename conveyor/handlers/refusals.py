@@ -4,9 +4,6 @@ ceiling on calls in flight is lowered, and grows again with each success."""
 from __future__ import annotations
 
 import logging
-import math
-
-from cachetools import LRUCache
 
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
@@ -17,8 +14,6 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import HostPace, HostRefusal
 from conveyor.ports.pacing import Pacing
 
-MOST_LOWERED = 5_000
-"""Hosts of which a worker remembers when it lowered their ceilings."""
 SPREAD = 1.0
 """Seconds over which the first calls after the end of a pause are spread."""
 
@@ -35,7 +30,6 @@ class HostAnswers:
         self._pacing = pacing
         self._clock = clock
         self._backoff = backoff
-        self._lowered: LRUCache[str, float] = LRUCache(MOST_LOWERED)
 
     async def refused(self, job: Job, refusal: HostRefusal, *, began: float) -> float | None:
         """Close a host that refused a call, or lower its ceiling if it did not say for how long;
@@ -48,8 +42,10 @@ class HostAnswers:
         limit = next((rule.limit for rule in rules if rule.key == key), 0)
         seconds = max(refusal.seconds or 0.0, self._backoff.spread(1, self._clock.random()))
         try:
-            if refusal.seconds is None and await self._lower(key, limit, began):
-                return 0.0
+            if refusal.seconds is None and limit > 1:
+                age = self._clock.monotonic() - began
+                if await self._pacing.lower(key, limit, age) > 1:
+                    return 0.0
             await self._pacing.close(key, seconds)
         except ConveyorError as error:
             log_failure(_log, "the fleet was not told that a host refuses calls", error)
@@ -72,13 +68,3 @@ class HostAnswers:
             await self._pacing.slow(key, pace.interval, pace.seconds)
         except ConveyorError as error:
             log_failure(_log, "the fleet was not told of the pace of a host", error)
-
-    async def _lower(self, key: str, limit: int, began: float) -> bool:
-        """Lower a ceiling, once for calls that were in flight together; return whether that leaves
-        room for less."""
-        if limit <= 1:
-            return False
-        if self._lowered.get(key, -math.inf) > began:
-            return True
-        self._lowered[key] = self._clock.monotonic()
-        return await self._pacing.lower(key, limit) > 1

@@ -49,6 +49,7 @@ from conveyor.ports.gateway import (
     Absence,
     Gateway,
     Postponed,
+    Robots,
     ScrapeFailed,
     ScrapeRequest,
     Shared,
@@ -125,8 +126,8 @@ class TaskOptions(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPorts:
     """The roles that working tasks uses. Without a `pipeline`, each task is claimed and settled by
-    itself; without `hosts`, no policy holds anywhere. A task that wants robots.txt heeded fails if
-    the gateway does not, without `heeds_robots`."""
+    itself; without `hosts`, no policy holds anywhere. A task that wants robots.txt heeded fails
+    without `robots`."""
 
     tasks: TaskClaims
     runs: WorkerRuns
@@ -139,7 +140,7 @@ class TaskPorts:
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
     hosts: HostAnswers | None = None
-    heeds_robots: bool = False
+    robots: Robots | None = None
     turns: HostTurns = NO_HOST_TURNS
 
 
@@ -208,7 +209,7 @@ class TaskHandler(StagedHandler):
         self._tracer = ports.tracer
         self._pause = ports.pause
         self._hosts = ports.hosts
-        self._heeds_robots = ports.heeds_robots
+        self._robots = ports.robots
         self._turns = ports.turns
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
@@ -548,13 +549,13 @@ class TaskHandler(StagedHandler):
             has_waited=task.waiting_since > 0,
             heeds_robots=job.politeness is not None and job.politeness.robots,
         )
-        if request.heeds_robots and not self._heeds_robots:
-            raise _robots_unread()
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
         if self._outages.awaits_answer:
             self._outages.admit()
+        if request.heeds_robots:
+            await self._heed_robots(job, request)
         await self._turns.come(task.run_id, task.task_id, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
         held.called_at = began
@@ -588,13 +589,19 @@ class TaskHandler(StagedHandler):
             result,
         )
 
+    async def _heed_robots(self, job: Job, request: ScrapeRequest) -> None:
+        """Raise ScrapeFailed for a request that robots.txt does not allow."""
+        if self._robots is None:
+            raise _robots_unread()
+        pace = await self._robots.admit(request)
+        if pace is not None and self._hosts is not None:
+            await self._hosts.paced(job, pace)
+
     async def _served(self, held: ClaimedTask, job: Job, success: Success) -> None:
         """Take in what the host of a result has said."""
         if self._hosts is None:
             return
         task = held.task
-        if success.pace is not None:
-            await self._hosts.paced(job, success.pace)
         if success.refusal is not None:
             await self._hosts.refused(job, success.refusal, began=held.called_at)
         elif self._turns.is_lowered(task.run_id, task.task_id):
@@ -606,7 +613,7 @@ class TaskHandler(StagedHandler):
         if self._hosts is None or held.template is None:
             return
         job = held.template.job
-        if failure.pace is not None:
+        if isinstance(failure, Postponed) and failure.pace is not None:
             await self._hosts.paced(job, failure.pace)
         if failure.refusal is None:
             return

@@ -78,8 +78,7 @@ class Success(msgspec.Struct, frozen=True):
 
     `sent` counts the requests that went out for it, those of redirects included. `status` and
     `headers` are those of the answer, if there was one; `refusal` is there if the caller takes a
-    refusal for a result, `pace` if the host has asked for one. Reading the content may still raise
-    ScrapeFailed.
+    refusal for a result. Reading the content may still raise ScrapeFailed.
     """
 
     content: Content
@@ -89,7 +88,6 @@ class Success(msgspec.Struct, frozen=True):
     status: int = 200
     headers: AnswerHeaders | None = None
     refusal: HostRefusal | None = None
-    pace: HostPace | None = None
 
 
 class Shared(StrEnum):
@@ -117,7 +115,7 @@ class ScrapeFailed(Exception):
 
     If `retryable` is set, the task is tried again, after `retry_after` seconds at the earliest;
     `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try;
-    `refusal` is there if the target's own host refused, `pace` if it asked for one. If
+    `refusal` is there if the target's own host refused. If
     `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
     for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
     requests that went out. `absence` is there if nobody gave a whole answer; a worker that finds
@@ -150,15 +148,15 @@ class ScrapeFailed(Exception):
         self.waits_since = 0
         self.headers: AnswerHeaders | None = None
         self.refusal: HostRefusal | None = None
-        self.pace: HostPace | None = None
 
 
 class Postponed(ScrapeFailed):
     """A call that is not made yet, because its target or way is to be left alone for `retry_after`
     seconds.
 
-    `waiting` says why. No attempt is used up, and the job does not slow down. `sent` counts the
-    redirects that led here. A task that is postponed past its deadline fails with `problem`.
+    `waiting` says why; `pace` is there if the host has just asked for one. No attempt is used up,
+    and the job does not slow down. `sent` counts the redirects that led here. A task that is
+    postponed past its deadline fails with `problem`.
     """
 
     def __init__(
@@ -173,6 +171,7 @@ class Postponed(ScrapeFailed):
             problem, failure, retryable=True, retry_after=retry_after, burns_attempt=False
         )
         self.waiting = waiting
+        self.pace: HostPace | None = None
         self.sent = 0
 
 
@@ -188,6 +187,15 @@ class Gateway(Protocol):
 
     async def aclose(self) -> None:
         """Close all connections. No scrape may follow."""
+        ...
+
+
+class Robots(Protocol):
+    """What robots.txt says of requests that heed it."""
+
+    async def admit(self, request: ScrapeRequest) -> HostPace | None:
+        """Return once a request is known to be allowed, with the pace that its host asks for if
+        that is to be told. Raises ScrapeFailed if it is not, or not now."""
         ...
 
 

@@ -71,9 +71,10 @@ class Pacing(Protocol):
         before. Starts that are booked stay, and their holders look at `state`."""
         ...
 
-    async def lower(self, host: str, limit: int) -> int:
+    async def lower(self, host: str, limit: int, age: float) -> int:
         """Halve the ceiling of a host, 1 at least, and return it; `limit` is that of one which was
-        not lowered."""
+        not lowered. Leave it if it was halved in the last `age` seconds: then the call that was
+        refused was in flight together with another one."""
         ...
 
     async def lift(self, host: str, limit: int) -> None:

@@ -93,6 +93,11 @@ def _signer(
     return EventSigner(ports.signing_keys, keyring.signing, machine)
 
 
+def _notifier(ports: ApiPorts, policies: HostPolicies, clock: Clock) -> WorkNotifier:
+    sender = TaskSender(ports.queues, ports.runs, ports.tasks, policies, clock)
+    return WorkNotifier(ports.queues, ports.signals, ports.tasks, sender)
+
+
 def _once(ports: ApiPorts, options: ServiceOptions, clock: Clock) -> IdempotentRequests:
     claim, ttl = options.idempotency_claim, options.idempotency_ttl
     return IdempotentRequests(ports.idempotency, clock, claim=claim, ttl=ttl)
@@ -123,14 +128,12 @@ class Service:
         moved: MovedTime | None = None,
         policies: HostPolicies = NO_LIMITS,
     ) -> None:
-        self.options = options
-        self._keyring = _keyring(ports, options)
+        self.options, self._keyring = options, _keyring(ports, options)
+        origin = options.public_origin
         context = _context(ports, options, clock, self._keyring, outages, moved, policies)
-        sender = TaskSender(ports.queues, ports.runs, ports.tasks, policies, clock)
-        notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks, sender)
-        once = _once(ports, options, clock)
-        cursors = Cursors(self._keyring.cursors)
-        links = LinkSigner(self._keyring.links, origin=options.public_origin)
+        notifier = _notifier(ports, policies, clock)
+        once, cursors = _once(ports, options, clock), Cursors(self._keyring.cursors)
+        links = LinkSigner(self._keyring.links, origin=origin)
         signer = _signer(ports, clock, self._keyring, moved)
         receivers = ReceiverCheck(webhooks, signer)
         self.submissions = Submissions(
@@ -143,9 +146,8 @@ class Service:
         self.results = Results(context, cursors, links)
         self.failures = Failures(context)
         self.hosts = HostQueries(context)
-        uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
-        self.inputs = FileInputs(context, uploads)
-        downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
+        self.inputs = FileInputs(context, UploadSigner(self._keyring.uploads, origin=origin))
+        downloads = ExportLinks(self._keyring.exports, origin=origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
         self.webhooks = JobWebhooks(context, receivers)

@@ -360,10 +360,10 @@ class SimulatedPacing:
         self._link.note(f"close {host} {seconds}")
         await self._link.come_back(back)
 
-    async def lower(self, host: str, limit: int) -> int:
+    async def lower(self, host: str, limit: int, age: float) -> int:
         """Halve a ceiling. Raises ConveyorError(unavailable) after a timeout."""
         back = await self._go()
-        ceiling = await self._service.pacing.lower(host, limit)
+        ceiling = await self._service.pacing.lower(host, limit, age)
         self._link.note(f"lower {host} {ceiling}")
         await self._link.come_back(back)
         return ceiling

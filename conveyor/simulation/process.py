@@ -368,8 +368,7 @@ class SimulatedFleet:
         queues = QueueService(
             self.time,
             self.trace,
-            self.store.unfinished,
-            task_hosts=self.store.task_hosts,
+            self.store,
             seed=seed,
             partitions=self.world.partitions,
             partitions_asked=self.world.partitions_asked,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import anyio
 
@@ -30,10 +31,17 @@ from conveyor.simulation.latency import stream
 from conveyor.simulation.link import Link, Trace
 from conveyor.simulation.loop import VirtualTime
 
-Unfinished = Callable[[str], Awaitable[list[tuple[int, str]]]]
-"""Returns every (index, task_id) of a run that is not terminal."""
-TaskHosts = Callable[[str, Sequence[tuple[int, str]]], Awaitable[list[str]]]
-"""Returns the hosts of tasks of a run."""
+
+class QueueRows(Protocol):
+    """The rows from which lost queues come back."""
+
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
+        """Return every (index, task_id) of a run that is not terminal."""
+        ...
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        """Return the host of each of these tasks."""
+        ...
 
 
 class _Item:
@@ -117,9 +125,8 @@ class QueueService:
         self,
         time: VirtualTime,
         trace: Trace,
-        unfinished: Unfinished,
+        rows: QueueRows,
         *,
-        task_hosts: TaskHosts,
         seed: int = 0,
         partitions: int = 1,
         partitions_asked: int = 1,
@@ -128,8 +135,7 @@ class QueueService:
         self._time = time
         self._seconds = time.seconds
         self._trace = trace
-        self._unfinished = unfinished
-        self._task_hosts = task_hosts
+        self._rows = rows
         self._random = stream(seed, "queues")
         self._partitions = partitions
         self._asked = min(partitions_asked, partitions)
@@ -162,8 +168,8 @@ class QueueService:
         names = run_queues(run_id, hosts)
         if all(name in self._queues for name in names):
             return
-        tasks = await self._unfinished(run_id)
-        of_tasks = await self._task_hosts(run_id, tasks) if hosts else ()
+        tasks = await self._rows.unfinished(run_id)
+        of_tasks = await self._rows.task_hosts(run_id, tasks) if hosts else ()
         messages = task_messages(job_id, run_id, tasks, of_tasks, hosts)
         for name in names:
             if name not in self._queues:

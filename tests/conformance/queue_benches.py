@@ -165,14 +165,10 @@ async def _simulated(max_receives: int | None) -> AsyncIterator[Bench]:
     time, rows = virtual_time(), Rows()
     trace = Trace(time.seconds)
 
-    async def unfinished(run_id: str) -> list[tuple[int, str]]:
-        return await rows.unfinished_after(run_id, -1, 1_000_000)
-
     service = QueueService(
         time,
         trace,
-        unfinished,
-        task_hosts=rows.task_hosts,
+        rows,
         max_receives=max_receives or 1_000_000,
     )
     link = Link(

@@ -32,6 +32,10 @@ class Rows:
         await anyio.lowlevel.checkpoint()
         return self.hosts_of(tasks)
 
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
+        """All rows of a run."""
+        return await self.unfinished_after(run_id, -1, 1_000_000)
+
     async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
         """Answer as the tasks port; raise ConnectionError `refusals` times."""
         await anyio.lowlevel.checkpoint()

@@ -216,7 +216,10 @@ async def test_a_host_that_is_slow_gives_fewer_starts_than_are_asked_for(bench: 
 
 
 async def test_a_ceiling_is_halved_and_grows_back_by_one_at_a_time(bench: Bench) -> None:
-    assert [await bench.one.lower(bench.a, 7) for _ in range(3)] == [3, 1, 1]
+    assert await bench.one.lower(bench.a, 7, 0.5) == 3
+    await bench.clock.advance(1.0)
+    assert await bench.other.lower(bench.a, 7, 1.5) == 3, "it was in flight together with the first"
+    assert [await bench.other.lower(bench.a, 7, 0.5) for _ in range(2)] == [1, 1]
     await bench.other.lift(bench.b, 7)
     seen = [(await bench.other.state([bench.a, bench.b]))[bench.a].ceiling]
     assert (await bench.other.book(bench.a, STEP)).ceiling == 1
@@ -227,7 +230,7 @@ async def test_a_ceiling_is_halved_and_grows_back_by_one_at_a_time(bench: Bench)
 
 
 async def test_a_ceiling_that_does_not_change_is_forgotten(bench: Bench) -> None:
-    await bench.one.lower(bench.a, 9)
+    await bench.one.lower(bench.a, 9, 0.0)
     await bench.clock.advance(CEILING_LASTS - 1)
     assert (await bench.one.state([bench.a]))[bench.a].ceiling == 4
     await bench.clock.advance(2)
@@ -256,7 +259,7 @@ async def test_redis_drops_the_hosts_that_are_idle() -> None:
         assert isinstance(bench.one, RedisPacing)
         for number in range(150):
             await bench.one.book(f"{bench.a}-{number}", STEP)
-        await bench.one.lower(bench.b, 8)
+        await bench.one.lower(bench.b, 8, 0.0)
         await bench.clock.advance(2 * IDLE)
         for _ in range(60):
             await bench.one.book(bench.a, STEP)

@@ -23,6 +23,7 @@ from conveyor.gateway.ruled import RuledGateway
 from conveyor.ports.gateway import (
     Absence,
     Gateway,
+    HostRefusal,
     Postponed,
     ScrapeFailed,
     ScrapeRequest,
@@ -89,6 +90,7 @@ async def answer(gateway: Gateway, request: ScrapeRequest) -> Answer:
             failed.absence is not None,
             shared,
             failed.waiting if isinstance(failed, Postponed) else None,
+            failed.refusal,
         )
 
 
@@ -128,13 +130,15 @@ class Away(FakeGateway):
         if "postponed" in request.url:
             reason = WaitReason.HOST_RETRY_AFTER
             failed = Postponed(problem, TaskFailure.RATE_LIMITED, retry_after=2.5, waiting=reason)
+        if "refused" in request.url:
+            failed.refusal = HostRefusal("a.test:80", 7.5, is_private=True)
         if request.url:
             raise failed
         yield Success(b"", "text/plain")
 
 
-async def test_absence_and_postponement_come_back(tmp_path: Path) -> None:
-    requests = [asked("postponed"), asked("away")]
+async def test_absence_postponement_and_refusal_come_back(tmp_path: Path) -> None:
+    requests = [asked("postponed"), asked("away"), asked("refused")]
     async with recording(tmp_path / "r", Away(SystemClock())) as gateway:
         seen = [await answer(gateway, request) for request in requests]
     async with replaying(tmp_path / "r") as gateway:

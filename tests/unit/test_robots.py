@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from conveyor.bootstrap.loop import can_heed_robots
@@ -98,7 +99,7 @@ class Fleet:
 
     def worker(self) -> RobotsGateway:
         gateway = DirectGateway(self.clock, allow_private=True)
-        made = RobotsGateway(gateway, self.files, self.permits, self.clock)
+        made = RobotsGateway(gateway, self.files, self.permits, self.clock, lease=30.0)
         self.workers.append(made)
         return made
 
@@ -271,18 +272,17 @@ async def test_a_hostile_file_is_read_in_no_time(fleet: Fleet) -> None:
 async def test_a_delay_puts_a_call_off_once_and_tells_the_pace(fleet: Fleet) -> None:
     async with running(Site("User-agent: *\nCrawl-delay: 500\n")) as site:
         worker = fleet.worker()
-        first = await fleet.get(worker, site.url("/a"))
-        assert isinstance(first, Postponed)
-        assert first.pace is not None
-        assert (first.pace.host, first.pace.interval) == (f"127.0.0.1:{site.server.port}", 60.0)
-        second = await fleet.get(worker, site.url("/a"), has_waited=True)
-        assert isinstance(second, Success)
-        assert second.pace is None  # it was told
+        request = ScrapeRequest(site.url("/a"), "key", heeds_robots=True)
+        with pytest.raises(Postponed) as first:
+            await worker.admit(request)
+        assert first.value.pace is not None
+        told = (first.value.pace.host, first.value.pace.interval)
+        assert told == (f"127.0.0.1:{site.server.port}", 60.0)
+        assert await worker.admit(request) is None  # it was told
         await fleet.clock.advance(TELL_EVERY)
-        third = await fleet.get(worker, site.url("/a"), has_waited=True)
-        assert isinstance(third, Success)
-        assert third.pace == first.pace
-        assert site.asked == [FILE, "/a", "/a"]
+        waited = msgspec.structs.replace(request, has_waited=True)
+        assert await worker.admit(waited) == first.value.pace
+        assert site.asked == [FILE]
 
 
 # -- tasks --
@@ -298,7 +298,7 @@ async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
 async def heeding(api: Api) -> AsyncIterator[tuple[RobotsGateway, HostAnswers]]:
     binding, clock = api.binding, api.clock
     direct = DirectGateway(clock, allow_private=True)
-    gateway = RobotsGateway(direct, binding.robots, binding.permits, clock)
+    gateway = RobotsGateway(direct, binding.robots, binding.permits, clock, lease=30.0)
     policies = HostPolicies(HostRules)
     yield gateway, HostAnswers(policies, binding.pacing, clock, backoff=Backoff(1.0))
     await gateway.aclose()
@@ -307,7 +307,13 @@ async def heeding(api: Api) -> AsyncIterator[tuple[RobotsGateway, HostAnswers]]:
 async def test_a_task_that_is_not_allowed_fails_and_says_so(api: Api) -> None:
     async with running(Site(RULES)) as site, heeding(api) as (gateway, hosts):
         work = await work_on(
-            api, gateway, site.url("/private"), site.url("/a"), hosts=hosts, **POLITE
+            api,
+            gateway,
+            site.url("/private"),
+            site.url("/a"),
+            hosts=hosts,
+            robots=gateway,
+            **POLITE,
         )
         rude = await work_on(api, gateway, site.url("/private"), hosts=hosts)
         assert [(await one.handle(0)).hide_for for one in (work, rude)] == [None, None]
@@ -324,7 +330,7 @@ async def test_a_delay_lowers_the_rate_of_the_caller_for_the_fleet(api: Api) -> 
         running(Site("User-agent: *\nCrawl-delay: 7\n")) as site,
         heeding(api) as (gateway, hosts),
     ):
-        work = await work_on(api, gateway, site.url("/a"), hosts=hosts, **POLITE)
+        work = await work_on(api, gateway, site.url("/a"), hosts=hosts, robots=gateway, **POLITE)
         outcome = await work.handle(0)
         assert outcome.hide_for is not None
         [task] = await api.tasks_of(work.run_id)
@@ -341,7 +347,8 @@ async def test_a_delay_lowers_the_rate_of_the_caller_for_the_fleet(api: Api) -> 
 
 async def test_a_failing_file_closes_the_host_for_the_caller(api: Api) -> None:
     async with running(Site(status=503)) as site, heeding(api) as (gateway, hosts):
-        work = await work_on(api, gateway, site.url("/a"), site.url("/b"), hosts=hosts, **POLITE)
+        urls = site.url("/a"), site.url("/b")
+        work = await work_on(api, gateway, *urls, hosts=hosts, robots=gateway, **POLITE)
         rude = await work_on(api, gateway, site.url("/c"), client=api.foreign, hosts=hosts)
         waits = [(await work.handle(number)).hide_for for number in range(2)]
         assert all(wait is not None and wait >= HOUR for wait in waits)
@@ -352,9 +359,7 @@ async def test_a_failing_file_closes_the_host_for_the_caller(api: Api) -> None:
 
 async def test_a_gateway_that_cannot_heed_it_fails_the_task(api: Api) -> None:
     async with running(Site()) as site, heeding(api) as (gateway, hosts):
-        work = await work_on(
-            api, gateway, site.url("/a"), hosts=hosts, heeds_robots=False, **POLITE
-        )
+        work = await work_on(api, gateway, site.url("/a"), hosts=hosts, **POLITE)
         assert (await work.handle(0)).hide_for is None
         [row] = await work.rows()
         assert (row["status"], row["error"]["code"]) == ("failed", "robots_unsupported")

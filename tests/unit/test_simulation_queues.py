@@ -5,10 +5,11 @@ The conformance tests show that they keep the port.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 
-from conveyor.dev.queues import no_hosts
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -28,16 +29,23 @@ QUEUE = run_queue(RUN)
 SLOW = Latency(0.2)
 
 
-async def _nothing(_run_id: str) -> list[tuple[int, str]]:
-    return []
+class Nothing:
+    """The rows of no run."""
+
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
+        """None is left."""
+        return []
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        """No task has a host."""
+        return [""] * len(tasks)
 
 
 def _service(place: Place, *, tasks: int = 0, partitions: int = 1, asked: int = 1) -> QueueService:
     service = QueueService(
         place.time,
         place.trace,
-        _nothing,
-        task_hosts=no_hosts,
+        Nothing(),
         partitions=partitions,
         partitions_asked=asked,
     )

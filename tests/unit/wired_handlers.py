@@ -19,7 +19,7 @@ from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway
+from conveyor.ports.gateway import Gateway, Robots
 from conveyor.ports.handler import AttemptObserver, Observer
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.pipeline import Pipeline
@@ -41,7 +41,7 @@ def task_handler(
     pipeline: Pipeline | None = None,
     pack_bodies: bool = False,
     hosts: HostAnswers | None = None,
-    heeds_robots: bool = True,
+    robots: Robots | None = None,
 ) -> TaskHandler:
     """Make a handler of task messages."""
     ports = TaskPorts(
@@ -53,7 +53,7 @@ def task_handler(
         gateway=gateway,
         pipeline=pipeline,
         hosts=hosts,
-        heeds_robots=heeds_robots,
+        robots=robots,
     )
     return TaskHandler(
         ports,
@@ -85,7 +85,9 @@ def delete_handler(binding: Binding, clock: Clock, *, visibility: float) -> Dele
     )
 
 
-def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
+def ingest_handler(
+    binding: Binding, clock: Clock, policies: HostPolicies = NO_LIMITS
+) -> IngestHandler:
     """Make a handler of ingest messages."""
     return IngestHandler(
         clock,
@@ -93,7 +95,7 @@ def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
-        sender=task_sender(binding, clock),
+        sender=task_sender(binding, clock, policies),
     )
 
 

@@ -352,6 +352,7 @@ class _Refusals(msgspec.Struct, frozen=True, kw_only=True):
     lasts: int = 0
     ceiling: int = 0
     lowered_at: int = 0
+    halved_at: int = 0
     interval: int = 0
     slow_until: int = 0
 
@@ -442,11 +443,14 @@ class LeasedPacing(Pacing):
         after = await self._change(host, closed)
         self._seen[host] = after.closing, began
 
-    async def lower(self, host: str, limit: int) -> int:
+    async def lower(self, host: str, limit: int, age: float) -> int:
         def lowered(before: _Refusals, stamp: str) -> _Refusals:
             now = self._clock.now()
-            ceiling = max(1, (before.ceiling_at(now) or limit) // 2)
-            return msgspec.structs.replace(before, ceiling=ceiling, lowered_at=now)
+            ceiling = before.ceiling_at(now)
+            if ceiling and before.halved_at > now - age * 1_000:
+                return before
+            halved = max(1, (ceiling or limit) // 2)
+            return msgspec.structs.replace(before, ceiling=halved, lowered_at=now, halved_at=now)
 
         return (await self._change(host, lowered)).ceiling
 

@@ -316,7 +316,7 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
     }
     state = State(run.status, run.paused, run.ingesting, unsettled=False)
     looked_at = run.updated_at + ENDED_FOR
-    found_by = index_keys(
+    optional = index_keys(
         run.run_id,
         state,
         changed_at=run.created_at,
@@ -324,11 +324,8 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
         looked_at=looked_at,
         has_more=job.politeness is not None,
     )
-    item |= {name: key for name, key in found_by.items() if key is not None}
-    if run.rerun_of is not None:
-        item["rerun_of"] = run.rerun_of
-    if run.traceparent is not None:
-        item["traceparent"] = run.traceparent
+    optional |= {"rerun_of": run.rerun_of, "traceparent": run.traceparent}
+    item |= {name: value for name, value in optional.items() if value is not None}
     if job.politeness is not None:
         item["politeness"] = _encode(job.politeness).decode()
     if run.ingest is not None:

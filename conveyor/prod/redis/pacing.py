@@ -53,7 +53,7 @@ local opens = tonumber(kept[2])
 
 local function find(name)
   local packed = redis.call('HGET', hosts, name)
-  local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, 0}
+  local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, 0, 0}
   if one[4] > 0 and now >= one[5] + lasts then one[4] = 0 end
   if now >= one[7] then one[6] = 0 end
   return one
@@ -118,8 +118,10 @@ if op == 'line' then
 elseif op == 'close' then
   one[3] = math.max(one[3], now + value)
 elseif op == 'lower' then
-  local of = one[4] > 0 and one[4] or value
-  one[4], one[5] = math.max(1, math.floor(of / 2)), now
+  if one[4] == 0 or one[8] <= now - tonumber(ARGV[8]) then
+    local of = one[4] > 0 and one[4] or value
+    one[4], one[5], one[8] = math.max(1, math.floor(of / 2)), now, now
+  end
   answer = one[4]
 elseif op == 'lift' and one[4] > 0 then
   one[4], one[5] = one[4] + 1 < value and one[4] + 1 or 0, now
@@ -130,7 +132,7 @@ keep(ARGV[6], one)
 return {answer}
 """)
 """An entry is {next start, end of the line, closed until, ceiling, instant of its last change,
-its own interval, the end of that}; times are whole microseconds."""
+its own interval, the end of that, instant of the last halving}; times are whole microseconds."""
 MOST_CLOSED = 5_000
 
 
@@ -184,8 +186,8 @@ class RedisPacing(Pacing):
         self._remember(host, seconds)
         await self._run("close", host, _micros(seconds))
 
-    async def lower(self, host: str, limit: int) -> int:
-        (ceiling,) = await self._run("lower", host, limit)
+    async def lower(self, host: str, limit: int, age: float) -> int:
+        (ceiling,) = await self._run("lower", host, limit, _micros(age))
         return int(ceiling)
 
     async def lift(self, host: str, limit: int) -> None:
