@@ -34,6 +34,7 @@ class JobLease:
     """One worker's permits of one job, or `of_caller` of all jobs of one, or `of_host` of one host,
     usable until the fence.
 
+    A `suffix` of the holder's name tells it from another of the same worker for the same key.
     `renewed_at` is the moment *before* the latest call that the ledger granted. `calling` is True
     during a call: there is never more than one. The ledger is closed until `closed_until`, and
     `is_full` after it last refused for its limit. `dirty` means that the ledger counts more permits
@@ -70,14 +71,22 @@ class JobLease:
         "permits",
         "renewed_at",
         "retry_at",
+        "suffix",
         "surplus",
         "wants",
     )
 
     def __init__(
-        self, job_id: str, limit: int, *, of_caller: bool = False, of_host: bool = False
+        self,
+        job_id: str,
+        limit: int,
+        *,
+        of_caller: bool = False,
+        of_host: bool = False,
+        suffix: str = "",
     ) -> None:
         self.job_id = job_id
+        self.suffix = suffix
         self.limit = limit
         self.of_caller = of_caller
         self.of_host = of_host

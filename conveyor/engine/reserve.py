@@ -231,7 +231,7 @@ class ReservePolicy:
                 lease.calling = True
                 spawn(partial(self._renew, lease))
             elif self._is_over(lease, now):
-                del self._leases[lease.job_id]
+                del self._leases[lease.job_id + lease.suffix]
         return list(dict.fromkeys(fenced))
 
     def _kept(self, lease: JobLease, now: float) -> int:
@@ -305,11 +305,16 @@ class ReservePolicy:
     # -- hosts --
 
     def guest_leases(self, rules: Sequence[HostRule]) -> tuple[JobLease, ...]:
-        """Return the leases of the rules that limit the calls in flight to a host."""
+        """Return the leases of the rules that limit the calls in flight to a host.
+
+        Jobs of one caller may have different limits under one key: each limit has a lease, and a
+        holder, of its own, so that calls under a low one wait until fewer are in flight in all.
+        """
         leases = []
         for rule in rules:
             if rule.limit:
-                lease = self._lease(rule.key, rule.limit, of_host=True)
+                suffix = f"/{rule.limit}" if rule.caller else ""
+                lease = self._lease(rule.key, rule.limit, of_host=True, suffix=suffix)
                 lease.limit = rule.limit
                 leases.append(lease)
         return tuple(leases)
@@ -377,12 +382,18 @@ class ReservePolicy:
         return leases
 
     def _lease(
-        self, key: str, limit: int, *, of_caller: bool = False, of_host: bool = False
+        self,
+        key: str,
+        limit: int,
+        *,
+        of_caller: bool = False,
+        of_host: bool = False,
+        suffix: str = "",
     ) -> JobLease:
-        lease = self._leases.get(key)
+        lease = self._leases.get(key + suffix)
         if lease is None:
-            lease = JobLease(key, limit, of_caller=of_caller, of_host=of_host)
-            self._leases[key] = lease
+            lease = JobLease(key, limit, of_caller=of_caller, of_host=of_host, suffix=suffix)
+            self._leases[key + suffix] = lease
         return lease
 
     def _usable_at(self, lease: JobLease, now: float) -> bool:
@@ -425,7 +436,7 @@ class ReservePolicy:
         state = await self._ledger.acquire_or_renew(
             LeaseRequest(
                 job_id=lease.job_id,
-                holder=self._holder,
+                holder=self._holder + lease.suffix,
                 count=count,
                 before=before,
                 sequence=self._sequence,

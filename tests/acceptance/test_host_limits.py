@@ -111,3 +111,16 @@ def test_a_site_never_has_more_than_its_limits(binding: str, tmp_path: Path) -> 
     assert len(site.starts) == TASKS
     assert site.peak <= LIMIT
     assert site.most_within(0.9) <= RATE
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_job_makes_only_the_calls_of_its_own_caller_fewer(tmp_path: Path) -> None:
+    with boot(tmp_path / "data", "--gateway", "direct", "--allow-private") as server:
+        for key, politeness, most in [("polite", {"per_host": 2}, 2), ("rude", None, 12)]:
+            with LoggingSite() as site, in_background(site), Caller(server.api, key) as caller:
+                half = [f"{site.origin}/{number}" for number in range(6)]
+                for job in [caller.submit(*half, politeness=politeness) for _ in range(2)]:
+                    assert caller.wait(job)["stats"]["successful"] == 6
+                assert len(site.starts) == 12
+                assert min(most, 3) <= site.peak <= most

@@ -12,7 +12,7 @@ from conveyor.dev.pacing import MemoryPacing
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.hosts import HostPolicies, HostRules
+from conveyor.domain.hosts import HostPolicies, HostRules, Politeness
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.discovery import Discovery, DiscoveryOptions
@@ -295,6 +295,7 @@ class World:
         caller: str = "",
         hosts: Sequence[str] = (),
         lanes: Sequence[str] = (),
+        politeness: Politeness | None = None,
     ) -> DispatchableRun:
         """Enqueue a run, of a job of its own unless one is named, and open its lane at every
         worker. Its tasks are spread over `hosts`, of which `lanes` have a queue of their own."""
@@ -308,6 +309,7 @@ class World:
             created_at=self.clock.now(),
             caller=caller,
             hosts=tuple(lanes),
+            politeness=politeness,
         )
         rows = self.rows[name]
         of_rows = await self._hosts_of(name, rows) if hosts else ()

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from conveyor.domain.hosts import HostRules, host_key
+from conveyor.domain.hosts import HostRules, Politeness, host_key
 from conveyor.ports.queues import TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
 
@@ -174,3 +174,16 @@ async def test_a_message_of_a_small_run_gets_its_turn_beside_a_large_one_elsewhe
         assert done == 3
         assert len(bench.tasks.done) > 60, "the large one goes on"
         assert bench.tasks.peak["all"] == 1
+
+
+async def test_a_job_with_a_stricter_limit_waits_until_its_caller_makes_fewer_calls() -> None:
+    bench = world()
+    async with bench.running():
+        await bench.submit("loose", 12, hosts=(A,), caller="c", politeness=Politeness(per_host=4))
+        await bench.clock.advance(0.5)
+        assert bench.tasks.in_flight.total() == 4
+        await bench.submit("strict", 4, hosts=(A,), caller="c", politeness=Politeness(per_host=2))
+        await bench.clock.advance(20.0)
+    assert len(bench.tasks.done) == 16
+    assert bench.tasks.peak["all"] == 4
+    assert bench.tasks.peak[run_queue("strict")] <= 2
