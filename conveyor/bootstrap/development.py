@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from anyio import CancelScope
 
+from conveyor.bootstrap.host_rules import host_policies
 from conveyor.bootstrap.loop import (
     LoopOptions,
     Outside,
@@ -37,6 +38,7 @@ from conveyor.bootstrap.recording import (
 )
 from conveyor.bootstrap.relief import RelievedWorker
 from conveyor.clock import ManualClock
+from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.signatures import SigningKeySealer, SigningSecret
 from conveyor.engine.telemetry import Telemetry
 from conveyor.engine.worker import Worker
@@ -113,7 +115,7 @@ async def open_dev(
     opens what tests move. The caller closes a gateway that it passes in. Raises ConveyorError if
     the data directory or the recording cannot be opened."""
     session_options(settings)  # unusable ones are told before anything is opened
-    moved = MovedServer(clock) if isinstance(clock, ManualClock) else None
+    policies, moved = host_policies(settings, clock), _moved(clock)
     binding = await _open_binding(settings, clock, moved)
     recorded = await _recorded(settings, clock, moved, recording, gateway, binding, origin)
     telemetry, (_, older), inbox = Telemetry(), root_secrets(settings), _inbox_url(origin)
@@ -122,9 +124,9 @@ async def open_dev(
     failing, pause = FailingGateway(recorded), FleetPause()
     outside = Outside(failing, webhooks, options.public_origin)
     tracer = tracer_of(settings, clock, telemetry)
-    loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause)
+    loop = replace(LOOP, tracer=tracer or NO_TRACER, pause=pause, policies=policies)
     worker = _worker(binding, outside, settings, clock, moved, telemetry=telemetry, options=loop)
-    service = _service(binding, options, clock, moved, webhooks=webhooks, worker=worker)
+    service = _service(binding, options, clock, moved, policies, webhooks=webhooks, worker=worker)
     _measure(telemetry, binding, worker, service)
     readiness, machine = Readiness(), clock if moved is None else moved.machine
     receiver = _inbox(binding, clock, moved, older, token=dev_token) if inbox else None
@@ -170,6 +172,10 @@ def _app(
     )
 
 
+def _moved(clock: Clock) -> MovedServer | None:
+    return MovedServer(clock) if isinstance(clock, ManualClock) else None
+
+
 def _closing(binding: DevBinding, *clients: _Closable | None) -> Callable[[], Awaitable[None]]:
     async def close() -> None:
         for client in clients:
@@ -185,6 +191,7 @@ def _service(
     options: ServiceOptions,
     clock: Clock,
     moved: MovedServer | None,
+    policies: HostPolicies,
     *,
     webhooks: Webhooks,
     worker: RelievedWorker,
@@ -196,6 +203,7 @@ def _service(
         webhooks=webhooks,
         outages=lambda: worker.present.outages.now(),
         moved=None if moved is None else moved.requests(),
+        policies=policies,
     )
 
 

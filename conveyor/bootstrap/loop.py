@@ -6,17 +6,22 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conveyor import __version__
 from conveyor.aio.outages import Outages
+from conveyor.bootstrap.host_rules import host_policies, host_turns
 from conveyor.domain.api_keys import KeySealer, secret_bytes
+from conveyor.domain.backoff import Backoff
+from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
+from conveyor.engine.hosts import MessageTurns
 from conveyor.engine.planner import LeastInFlight, PickingRule, Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
 from conveyor.engine.reporter import Reported, ReporterOptions, WorkerReporter
@@ -34,6 +39,7 @@ from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
@@ -46,9 +52,10 @@ from conveyor.ports.binding import Binding
 from conveyor.ports.blobs import BlobWriter
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway, ScrapeFailed
-from conveyor.ports.handler import Handler, Outcome, Throttled
+from conveyor.ports.handler import NO_HOST_TURNS, Handler, Outcome, Throttled
 from conveyor.ports.idle import OpenWork, counted
 from conveyor.ports.outbox import Subscriber
+from conveyor.ports.pacing import Pacing
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import (
@@ -62,12 +69,14 @@ from conveyor.ports.queues import (
     TemplateMessage,
 )
 from conveyor.ports.records import JobLookup, WorkerRuns
+from conveyor.ports.robots import RobotsFiles
 from conveyor.ports.tasks import TaskClaims
 from conveyor.ports.tracing import NO_TRACER, Tracer
 from conveyor.ports.webhooks import Webhooks
 from conveyor.ports.workers import FleetPause, Workers
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
+from conveyor.records.task_sending import TaskSender
 from conveyor.service.context import ServiceOptions
 from conveyor.settings import InvalidSetting, Settings
 from conveyor.wire.errors import TransportError
@@ -76,6 +85,7 @@ from conveyor.wire.options import ClientOptions, Proxy, read_proxy
 
 if TYPE_CHECKING:
     from conveyor.engine.tracing import OpenTelemetryTracer
+    from conveyor.gateway.robots import RobotsGateway
 
 
 class Readiness:
@@ -242,6 +252,8 @@ def service_options(
         heartbeat=_heartbeat(settings),
         max_streams=settings.max_streams,
         max_caller_streams=settings.max_caller_streams,
+        # The gateway of a fleet is known to its workers alone: they refuse each task.
+        heeds_robots=bool(settings.role) or can_heed_robots(settings),
         older_secrets=older_secrets,
     )
 
@@ -266,7 +278,7 @@ and of the time to count there is a line in each minute."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
     """The roles that discovering and working tasks uses; `sealer` opens callers' keys. Without
-    `workers` the worker says nothing of itself."""
+    `workers` the worker says nothing of itself, without `robots` it reads no robots.txt."""
 
     jobs: JobLookup
     runs: WorkerRuns
@@ -274,11 +286,13 @@ class WorkerPorts:
     blobs: BlobWriter
     queues: Queues
     permits: Permits
+    pacing: Pacing
     signals: Signals
     gateway: Gateway
     sealer: KeySealer
     pipeline: Pipeline | None = None
     workers: Workers | None = None
+    robots: RobotsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +315,8 @@ class LoopOptions:
     records what is sampled. With `run_workers` a run is served by at least so many workers of the
     fleet, else by every worker. Nothing new starts while there is a `pause`. Where the clock is
     moved by hand, loops that only look sleep on `looks`, events are signed by the clock of the
-    `machine`, and `work` counts what is open.
+    `machine`, and `work` counts what is open. `policies` are the limits of hosts, by default those
+    of the settings.
     """
 
     policy: PolicyFactory = ReservePolicy
@@ -315,6 +330,7 @@ class LoopOptions:
     looks: Clock | None = None
     machine: Clock | None = None
     work: OpenWork | None = None
+    policies: HostPolicies | None = None
 
 
 USUAL = LoopOptions()
@@ -330,11 +346,13 @@ def _worker_ports(
         blobs=binding.blobs,
         queues=binding.queues,
         permits=binding.permits,
+        pacing=binding.pacing,
         signals=binding.signals,
         gateway=gateway,
         sealer=KeySealer(_sealing_secrets(binding, settings)),
         pipeline=binding.pipeline,
         workers=binding.workers,
+        robots=binding.robots,
     )
 
 
@@ -348,9 +366,11 @@ def build_worker(
     jobs: JobLookup | None = None,
     options: LoopOptions = USUAL,
 ) -> Worker:
-    """Build the loop over a binding. `jobs` looks up the jobs of tasks, by default the binding's
-    own."""
+    """Build the loop over a binding; `jobs` looks up the jobs of tasks, by default those of it."""
     ports = _worker_ports(binding, outside.gateway, settings, jobs or binding.jobs)
+    policies = options.policies or host_policies(settings, clock)
+    options = replace(options, policies=policies)
+    sender = TaskSender(binding.queues, binding.runs, binding.tasks, policies, clock)
     looks = options.looks or clock
     deliverer = _deliverer(
         binding, outside.webhooks, settings, clock, telemetry=telemetry, options=options
@@ -363,7 +383,7 @@ def build_worker(
     binding.signals.on_end(telling.wake)
     reports = Reports(telemetry, notices=lambda: notifier.oldest, events=lambda: deliverer.oldest)
     tickers = [
-        _sweep_ticker(binding, settings, looks),
+        _sweep_ticker(binding, settings, looks, sender),
         telling,
         _schedule_ticker(
             binding,
@@ -379,7 +399,7 @@ def build_worker(
         telling_ends = TaskFigures(telemetry).tell
         tickers.append(_minutely(telling_ends, clock, what="telling of ended tasks"))
     chores = Chores(
-        control=_control_handlers(binding, settings, clock, work=options.work),
+        control=_control_handlers(binding, settings, clock, sender, work=options.work),
         tickers=tickers,
         overlapping=[sending],
     )
@@ -416,23 +436,24 @@ def assemble_worker(
     name = clock.new_id()
     leases = _leases(name, settings, options)
     policy = options.policy(ports.permits, clock, leases)
+    policies = options.policies or host_policies(settings, clock)
+    turns = host_turns(policy, ports.pacing, policies, clock)
     outages = Outages(clock, gateway=without_secrets(settings.gateway))
     dispatcher = Dispatcher(
         ports.queues,
         policy,
         clock,
         task_handler=_task_handler(
+            _task_ports(ports, settings, clock, outages=outages, options=options, turns=turns),
             ports,
             settings,
             clock,
             worker=name,
             telemetry=telemetry,
-            outages=outages,
-            options=options,
         ),
         control_handler=ControlHandler(chores.control, clock, tracer=options.tracer),
         telemetry=telemetry,
-        options=_dispatch_options(settings, options, outages),
+        options=replace(_dispatch_options(settings, options, outages), turns=turns),
     )
     ports.signals.on_halt(dispatcher.halt)
     looks = options.looks or clock
@@ -556,29 +577,46 @@ def _discovery(
     )
 
 
+def _task_ports(
+    ports: WorkerPorts,
+    settings: Settings,
+    clock: Clock,
+    *,
+    outages: Outages,
+    options: LoopOptions,
+    turns: MessageTurns | None,
+) -> TaskPorts:
+    heeding = _heeding_robots(ports, settings, clock)
+    backoff = Backoff(settings.retry_base, settings.retry_cap)
+    policies = host_policies(settings, clock) if turns is None else turns.policies
+    answers = HostAnswers(policies, ports.pacing, clock, backoff=backoff, robots=heeding)
+    return TaskPorts(
+        tasks=ports.tasks,
+        runs=ports.runs,
+        blobs=ports.blobs,
+        queues=ports.queues,
+        signals=ports.signals,
+        gateway=heeding or ports.gateway,
+        pipeline=ports.pipeline,
+        outages=outages,
+        tracer=options.tracer,
+        pause=options.pause,
+        hosts=answers,
+        turns=turns or NO_HOST_TURNS,
+    )
+
+
 def _task_handler(
+    task_ports: TaskPorts,
     ports: WorkerPorts,
     settings: Settings,
     clock: Clock,
     *,
     worker: str,
     telemetry: Telemetry,
-    outages: Outages,
-    options: LoopOptions,
 ) -> TaskHandler:
     return TaskHandler(
-        TaskPorts(
-            tasks=ports.tasks,
-            runs=ports.runs,
-            blobs=ports.blobs,
-            queues=ports.queues,
-            signals=ports.signals,
-            gateway=ports.gateway,
-            pipeline=ports.pipeline,
-            outages=outages,
-            tracer=options.tracer,
-            pause=options.pause,
-        ),
+        task_ports,
         JobTemplates(ports.jobs, ports.sealer),
         clock,
         retry_policy=RetryPolicy(
@@ -602,8 +640,29 @@ def _task_handler(
     )
 
 
+def can_heed_robots(settings: Settings) -> bool:
+    """Tell whether the gateway that the settings name can heed robots.txt: the direct one, if the
+    package for it is installed."""
+    return settings.gateway == "direct" and find_spec("protego") is not None
+
+
+def _heeding_robots(ports: WorkerPorts, settings: Settings, clock: Clock) -> RobotsGateway | None:
+    """Put what reads robots.txt in front of the gateway; None where it cannot be heeded."""
+    if ports.robots is None or not can_heed_robots(settings):
+        return None
+    from conveyor.gateway.robots import RobotsGateway
+
+    lease = settings.permit_lease
+    return RobotsGateway(ports.gateway, ports.robots, ports.permits, clock, lease=lease)
+
+
 def _control_handlers(
-    binding: Binding, settings: Settings, clock: Clock, *, work: OpenWork | None
+    binding: Binding,
+    settings: Settings,
+    clock: Clock,
+    sender: TaskSender,
+    *,
+    work: OpenWork | None,
 ) -> Mapping[type[Message], Handler]:
     ingest = IngestHandler(
         clock,
@@ -611,6 +670,7 @@ def _control_handlers(
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=sender,
     )
     handlers: dict[type[Message], Handler] = {
         DeleteMessage: DeleteHandler(
@@ -654,7 +714,7 @@ class CountedHandler(Handler):
         await self._handler.renew()
 
 
-def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
+def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock, sender: TaskSender) -> Ticker:
     ports = SweepPorts(
         sweeping=binding.sweeping,
         ingestion=binding.ingestion,
@@ -667,6 +727,7 @@ def _sweep_ticker(binding: Binding, settings: Settings, clock: Clock) -> Ticker:
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=sender,
     )
     options = SweepOptions(
         interval=settings.sweep_interval,

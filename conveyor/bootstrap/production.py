@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from conveyor.bootstrap.host_rules import host_policies
 from conveyor.bootstrap.loop import (
     LoopOptions,
     Outside,
@@ -25,6 +26,7 @@ from conveyor.bootstrap.loop import (
 from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.histogram import Histogram
+from conveyor.domain.hosts import HostPolicies
 from conveyor.engine.policy import PolicyFactory
 from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import LoopLag, Telemetry
@@ -108,12 +110,12 @@ async def open_role(
 ) -> RoleRuntime:
     """Open the role that the settings name, without running it.
 
-    The caller closes a gateway that it passes in. `seam` wraps the calls to AWS, `policy` makes
-    another permit policy, and `webhooks` sends events by other rules, for tests and benchmarks.
-    Raises ConveyorError if AWS or Redis cannot be used, if the fleet has other settings, and for
-    unusable API keys.
+    The caller closes a gateway that it passes in. For tests, `seam` wraps the calls to AWS,
+    `policy` makes another permit policy, and `webhooks` sends events by other rules. Raises
+    ConveyorError if AWS or Redis cannot be used, for other settings of the fleet, and bad keys.
     """
     api_keys = _api_keys(settings) if settings.role == "api" else None
+    policies = host_policies(settings, clock)
     with _extra():
         from conveyor.prod.binding import open_binding
     binding = await open_binding(_options(settings), clock, works=api_keys is None, seam=seam)
@@ -124,21 +126,21 @@ async def open_role(
     if api_keys is None:
         watched = WatchedGateway(gateway or gateway_of(settings, clock), clock)
         outside = Outside(watched, webhooks, settings.public_url.rstrip("/"))
-        options = _loop_options(binding, settings, policy, tracer or NO_TRACER)
+        options = _loop_options(binding, settings, policy, tracer or NO_TRACER, policies)
         worker = _worker(binding, outside, settings, clock, telemetry=telemetry, options=options)
     else:
-        service = Service(binding.ports, _limits(settings, origin), clock, webhooks=webhooks)
+        bounds = _limits(settings, origin)
+        service = Service(binding.ports, bounds, clock, webhooks=webhooks, policies=policies)
         progress = service.progress
         limits = _app_options(binding, settings, api_keys=api_keys, tracer=tracer or NO_TRACER)
         _measure_api(telemetry, binding, service, lag, took=limits.took)
         app = create_app(service, registry=None, ready=readiness, clock=clock, options=limits)
-    stuck = _stuck(lag, worker, watched)
     return RoleRuntime(
         app=app,
         worker=worker,
         progress=progress,
         protection=_protection(watched, worker, settings, clock),
-        probes=_probes(binding, readiness, telemetry, clock, worker=worker, stuck=stuck),
+        probes=_probes(binding, readiness, telemetry, clock, worker, _stuck(lag, worker, watched)),
         protocol=protocol(clock, head_seconds=settings.head_timeout),
         readiness=readiness,
         lag=lag,
@@ -149,7 +151,11 @@ async def open_role(
 
 
 def _loop_options(
-    binding: ProdBinding, settings: Settings, policy: PolicyFactory, tracer: Tracer
+    binding: ProdBinding,
+    settings: Settings,
+    policy: PolicyFactory,
+    tracer: Tracer,
+    policies: HostPolicies,
 ) -> LoopOptions:
     return LoopOptions(
         policy=policy,
@@ -157,6 +163,7 @@ def _loop_options(
         tracer=tracer,
         pause=binding.pause,
         run_workers=settings.run_workers,
+        policies=policies,
     )
 
 
@@ -269,7 +276,6 @@ def _probes(
     ready: Readiness,
     telemetry: Telemetry,
     clock: Clock,
-    *,
     worker: Worker | None,
     stuck: Callable[[], str],
 ) -> Any:

@@ -285,6 +285,20 @@ def failures(job: str, run_id: str | None, **common: Any) -> int:
 
 
 @conveyor.command()
+@job_argument
+@click.option("--run", "run_id", metavar="RUN", help="A run of JOB [the latest].")
+@json_option
+@server_options
+def hosts(job: str, run_id: str | None, **common: Any) -> int:
+    """List what a run of JOB does to each host, and the limits there."""
+    from conveyor.client.commands import show_hosts
+
+    return run_client(
+        lambda target, terminal: show_hosts(target, terminal, job, run_id=run_id), **common
+    )
+
+
+@conveyor.command()
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--status", type=click.Choice(["open", "closed"]), help="Only these jobs.")
 @rows_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conveyor.client.options import FileType, csv_options, parameters
+from conveyor.client.options import FileType, csv_options, parameters, politeness_of
 from conveyor.client.program import Failure, Interruption
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def job_options(flags: dict[str, Any]) -> JobOptions:
     """Turn the remaining flags into fields of a job."""
     from conveyor.client.submit import JobOptions
 
-    return JobOptions(zenrows_params=parameters(flags.pop("params")), **flags)
+    return JobOptions(
+        zenrows_params=parameters(flags.pop("params")), politeness=politeness_of(flags), **flags
+    )
 
 
 def show_help(context: click.Context) -> None:

@@ -35,6 +35,8 @@ def policy_of(text: str) -> str | None:
 
 
 _SHOWN = ("reserve", "local", "off")
+_KEEPING = ("reserve", "reserve-strict")
+"""Policies that keep limits of hosts."""
 _PLOT_WIDTH = 72
 
 
@@ -137,11 +139,34 @@ class _Explained(click.Command):
     help="Spread of that time (lognormal); 0 makes all calls equal.",
 )
 @click.option(
+    "--hosts",
+    type=_Number(1, 10_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Hosts over which the tasks are spread.",
+)
+@click.option(
+    "--host-limit",
+    type=_Number(0, 1_000),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of calls at a time to one host; 0 for no limit.",
+)
+@click.option(
+    "--host-rate",
+    type=_Number(0, 1_000, whole=False, unit=" of starts"),
+    default=0.0,
+    show_default=True,
+    metavar="N",
+    help="Calls that may begin to one host a second; 0 for no limit, else 0.01 at least.",
+)
+@click.option(
     "--policy",
     "policies",
     type=_Policy(),
     multiple=True,
-    default=_SHOWN,
     metavar="POLICY",
     help=f"Compare this one; may be repeated: {', '.join(POLICIES)} [{', '.join(_SHOWN)}]. "
     f"{LEGEND} Both names are accepted.",
@@ -161,11 +186,24 @@ def simulate(as_json: bool, policies: tuple[str, ...], **numbers: Any) -> int:
     Runs the worker's own dispatcher in virtual time, against a simulated queue, permit store and
     gateway. Needs no server, no key and no network. Compares permit policies: reserve, which every
     worker runs, takes permits before it receives; local and off receive first, and then hide the
-    messages that they may not work yet. Runs of these two are cut short if they would take long.
+    messages that they may not work yet. Runs of these two are cut short if they would take long;
+    they keep no limits of hosts, and are left out where there are some.
     """
+    from conveyor.domain.hosts import LEAST_RATE, MOST_RATE, is_rate
     from conveyor.simulation.planner import Question, real_seconds, refusal
 
-    question = Question(policies=tuple(dict.fromkeys(policies)), **numbers)
+    has_limits = numbers["host_limit"] or numbers["host_rate"]
+    if has_limits and not set(policies) <= set(_KEEPING):
+        keeping = " and ".join(_KEEPING)
+        raise click.BadParameter(
+            f"limits of hosts are kept by {keeping} alone", param_hint="--policy"
+        )
+    shown = policies or (_SHOWN if not has_limits else _KEEPING[:1])
+    question = Question(policies=tuple(dict.fromkeys(shown)), **numbers)
+    if not is_rate(question.host_rate):
+        raise click.BadParameter(
+            f"must be 0, or from {LEAST_RATE} to {MOST_RATE:,.0f}", param_hint="--host-rate"
+        )
     problem = refusal(question)
     if problem is not None:
         raise click.UsageError(problem)
@@ -191,7 +229,8 @@ def _run(question: Question, *, about: float) -> list[Row]:
                 f"simulating {scenario.policy}, {number} of {len(plans)}; "
                 f"all takes about {duration(about)}"
             )
-            rows.append(run(scenario).row())
+            report = run(scenario)
+            rows.append(report.row() | (report.of_hosts() if question.has_host_limits else {}))
     return rows
 
 
@@ -227,6 +266,14 @@ def _show(question: Question, rows: Sequence[Row]) -> None:
     for line in bars(shown, width=_PLOT_WIDTH, glyphs=glyphs):
         click.echo(line)
     click.echo("")
+    if question.has_host_limits:
+        for row in rows:
+            click.echo(
+                f"{row['policy']}: at most {count(int(row['host_peak'] or 0), 'call')} of one host "
+                f"at a time, and {count(int(row['host_starts'] or 0), 'start')} within 0.9 s; "
+                f"hosts used {float(row['host_use'] or 0):.0%} of their limits."
+            )
+        click.echo("")
     for line in remarks(question, rows):
         click.echo(line)
 

@@ -32,6 +32,7 @@ from conveyor.client.wire import (
     FailuresReply,
     FinalizedKeyReply,
     FiresReply,
+    HostsReply,
     InputReply,
     JobReply,
     JobScheduleReply,
@@ -449,6 +450,11 @@ class Api:
         """Read the failed tasks of a run by kind."""
         path = f"{_run_path(job_id, run_id)}/failures"
         return self._decode(await self._send("GET", path), FailuresReply)
+
+    async def hosts(self, job_id: str, run_id: str) -> HostsReply:
+        """Read what a run does to each host."""
+        path = f"{_run_path(job_id, run_id)}/hosts"
+        return self._decode(await self._send("GET", path), HostsReply)
 
     async def results(
         self,

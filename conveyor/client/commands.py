@@ -23,9 +23,11 @@ from conveyor.client.inputs import OpenInput, SourcedTask
 from conveyor.client.jobs import find_job, find_jobs, is_id, newest_jobs
 from conveyor.client.listing import (
     FAILURES_HEADER,
+    HOSTS_HEADER,
     FailureSummary,
     ResultTable,
     failure_group_lines,
+    host_line,
 )
 from conveyor.client.output import (
     clean,
@@ -415,6 +417,40 @@ def _tell_of_files(terminal: Terminal, done: Downloads, out: Destination) -> Non
     )
 
 
+async def _chosen_run(
+    api: Api, target: ServerTarget, job_id: str, run_id: str | None
+) -> tuple[RunReply, RunReply]:
+    """Return the latest run of a job, and the named one, which is the latest by default."""
+    latest = await latest_run(api, job_id, server=target.named)
+    if run_id and run_id != latest.run_id:
+        return latest, await named_run(api, job_id, run_id, server=target.named)
+    return latest, latest
+
+
+async def show_hosts(
+    target: ServerTarget, terminal: Terminal, job_id: str, *, run_id: str | None
+) -> int:
+    """List what a run (the latest by default) does to each host, the busiest first."""
+    async with target.connect(terminal) as api:
+        job_id = await find_job(api, job_id)
+        with about(job_id):
+            _, run = await _chosen_run(api, target, job_id, run_id)
+            found = await api.hosts(job_id, run.run_id)
+    terminal.give(found)
+    if found.hosts:
+        terminal.say(HOSTS_HEADER)
+    for host in found.hosts:
+        terminal.say(host_line(host))
+    if found.more_hosts:
+        terminal.say(f"and {count(found.more_hosts, 'more host')}")
+    if found.counted_tasks < found.tasks:
+        terminal.warn(
+            f"counted among {found.counted_tasks:,} of {count(found.tasks, 'task')}, from all over "
+            "the run"
+        )
+    return SUCCEEDED
+
+
 async def show_failures(
     target: ServerTarget, terminal: Terminal, job_id: str, *, run_id: str | None
 ) -> int:
@@ -423,10 +459,7 @@ async def show_failures(
     async with target.connect(terminal) as api:
         job_id = await find_job(api, job_id)
         with about(job_id):
-            latest = await latest_run(api, job_id, server=target.named)
-            run = latest
-            if run_id and run_id != latest.run_id:
-                run = await named_run(api, job_id, run_id, server=target.named)
+            latest, run = await _chosen_run(api, target, job_id, run_id)
             found = await api.failures(job_id, run.run_id)
     terminal.give(found)
     if found.groups:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.cells import cell_len, set_cell_size
 
 from conveyor.client.output import count, printable, size
-from conveyor.client.wire import FETCHED, FailureGroupReply, ProblemReply, ResultRow
+from conveyor.client.wire import FETCHED, FailureGroupReply, HostReply, ProblemReply, ResultRow
 
 SAMPLE_ROWS = 1_000
 """Rows that are read before the first line, to choose the columns."""
@@ -17,6 +17,7 @@ LEAST_URL = 40
 MOST_NAME = 26
 NARROW = 60
 MOST_LONG_NAME = 16
+HOSTS_HEADER = f"{'waiting':>9}  {'in work':>9}  {'done':>9}  {'failed':>9}  host, limits"
 _GAP = "  "
 _INDENT = " " * 11
 _ENDED = FETCHED | {"failed"}
@@ -109,6 +110,19 @@ class _Column:
             text = _shortened(text, self.width)
         pad = " " * (self.width - cell_len(text))
         return pad + text if self._right else text + pad
+
+
+def host_line(host: HostReply) -> str:
+    """Write what a run does to a host, with the limits there."""
+    numbers = (host.pending, host.in_flight, host.done, host.failed)
+    limits = [
+        f"{host.limit} at a time" if host.limit else "",
+        f"{host.rate:g} a second" if host.rate else "",
+        f"{host.ceiling} at a time since it refused" if host.ceiling else "",
+        f"closed until {_moment(host.closed_until)} UTC" if host.closed_until else "",
+    ]
+    cells = [f"{number:>9,}" for number in numbers]
+    return _GAP.join([*cells, ", ".join(filter(None, [printable(host.host), *limits]))])
 
 
 def _name(row: ResultRow) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,13 @@ def _text_encoding(
         return codecs.lookup(value).name
     except (LookupError, ValueError):
         raise click.BadParameter("is no encoding of text") from None
+
+
+def _finite(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    # JSON has no other numbers: they would be sent as null, which is no limit.
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("must be a number")
+    return value
 
 
 _AGO = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
@@ -223,6 +231,15 @@ task_options = stacked(
     click.option(
         "--max-attempts", type=int, metavar="N", help="Maximum number of attempts at a task."
     ),
+    click.option("--per-host", type=int, metavar="N", help="Most calls at a host at a time."),
+    click.option(
+        "--per-host-rate",
+        type=float,
+        metavar="R",
+        callback=_finite,
+        help="Most calls to a host a second, from 0.01.",
+    ),
+    click.option("--robots", is_flag=True, help="Heed robots.txt of each host."),
 )
 gateway_options = stacked(
     click.option("--gateway", metavar="direct|fake|URL", help="Gateway that scrapes [direct]."),
@@ -238,6 +255,14 @@ gateway_options = stacked(
 def parameters(pairs: tuple[str, ...]) -> dict[str, str] | None:
     """Parse the values of `--param`; None if there are none."""
     return dict(_pair(pair, "--param") for pair in pairs) or None
+
+
+def politeness_of(flags: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the politeness out of the flags; None if there is none."""
+    given = {name: flags.pop(name) for name in ("per_host", "per_host_rate", "robots")}
+    return {
+        name: value for name, value in given.items() if value is not None and value is not False
+    } or None
 
 
 def csv_options(

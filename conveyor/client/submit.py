@@ -40,6 +40,7 @@ class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str | None = None
     schedule: dict[str, Any] | None = None
     webhook: dict[str, Any] | None = None
+    politeness: dict[str, Any] | None = None
 
 
 async def submit(

@@ -320,6 +320,30 @@ class FailuresReply(msgspec.Struct, frozen=True):
     groups: tuple[FailureGroupReply, ...]
 
 
+class HostReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run does to one host; `closed_until` is RFC 3339 text."""
+
+    host: str
+    pending: int
+    in_flight: int
+    done: int
+    failed: int
+    limit: int | None = None
+    rate: float | None = None
+    ceiling: int | None = None
+    closed_until: str | None = None
+
+
+class HostsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The busiest hosts of a run, counted among `counted_tasks` of its tasks."""
+
+    run_id: str
+    tasks: int
+    counted_tasks: int
+    hosts: tuple[HostReply, ...]
+    more_hosts: int = 0
+
+
 class RawResultsPage(msgspec.Struct, frozen=True):
     """One page of results with undecoded rows."""
 

@@ -18,6 +18,7 @@ from conveyor.dev.call_table import CallTable, read_begun
 from conveyor.dev.callbacks import FileCallbacks
 from conveyor.dev.directory import DataDirectory
 from conveyor.dev.files import FileBlobs, holds_bodies
+from conveyor.dev.pacing import MemoryPacing, MemoryRobots
 from conveyor.dev.permits import MemoryPermits, MemoryWorkers
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.dev.sqlite import SqliteStore, open_store
@@ -186,6 +187,7 @@ async def open_binding(
             queues = MemoryQueues(
                 store.tasks.unfinished_after,
                 clock if moved is None else moved.looks,
+                task_hosts=store.tasks.task_hosts,
                 window=options.queue_window,
                 max_receives=options.max_receives,
             )
@@ -194,7 +196,7 @@ async def open_binding(
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
-    memory = _Memory(queues, LocalSignals(), MemoryPermits(clock), MemoryWorkers(clock))
+    memory = _memory(queues, clock)
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
     clear = _clearing(store, blobs, callbacks, memory)
     fill = _filling(store, blobs, memory, clock)
@@ -236,11 +238,24 @@ class _Memory(NamedTuple):
     signals: LocalSignals
     permits: MemoryPermits
     workers: MemoryWorkers
+    pacing: MemoryPacing
+    robots: MemoryRobots
 
     def clear(self) -> None:
         """Forget everything."""
         for one in self:
             one.clear()
+
+
+def _memory(queues: MemoryQueues, clock: Clock) -> _Memory:
+    return _Memory(
+        queues,
+        LocalSignals(),
+        MemoryPermits(clock),
+        MemoryWorkers(clock),
+        MemoryPacing(clock),
+        MemoryRobots(clock),
+    )
 
 
 def _keep(moved: KeptClock, directory: DataDirectory) -> None:
@@ -285,6 +300,8 @@ def _ports(
         queues=memory.queues,
         blobs=blobs,
         permits=memory.permits,
+        pacing=memory.pacing,
+        robots=memory.robots,
         signals=memory.signals,
         workers=memory.workers,
         root_secret=directory.secret,

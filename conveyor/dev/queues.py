@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from conveyor.aio.concurrency import wait_or_timeout
-from conveyor.dev.run_queue import Faults, MessageQueue, ReceiveLimit, RunQueue
+from conveyor.dev.run_queue import (
+    Faults,
+    MessageQueue,
+    ReceiveLimit,
+    RunQueue,
+    Stretch,
+)
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
@@ -23,6 +29,7 @@ from conveyor.ports.queues import (
     Queues,
     Signals,
     run_queue,
+    run_queues,
 )
 
 
@@ -69,14 +76,22 @@ class LocalSignals(Signals):
 
 UnfinishedAfter = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
 """The tasks port's method: (run_id, after, limit) to (index, task_id) of rows to be worked."""
+TaskHosts = Callable[[str, Sequence[tuple[int, str]]], Awaitable[list[str]]]
+"""The tasks port's method: a run's rows, (index, task_id) each, to their hosts."""
+
+
+async def no_hosts(_run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+    """Know the host of no row."""
+    return [""] * len(tasks)
 
 
 class MemoryQueues(Queues):
     """Queues of one process. Their messages are lost with it; run queues come back from the rows.
 
     A run's queue keeps at most `window` references in memory and reads the others from
-    `unfinished_after` when it runs low; it reads nothing before the first receive. `reorder` and
-    `duplicates` are weaknesses for tests (see `Faults`). Belongs to one event loop.
+    `unfinished_after` when it runs low; it reads nothing before the first receive. The queues of a
+    run with queues for its hosts read all references from there, and their hosts by `task_hosts`.
+    `reorder` and `duplicates` are weaknesses for tests (see `Faults`). Belongs to one event loop.
 
     A message that is visible again after `max_receives` receives (None: no limit) goes to the
     dead-letter queue at the next receive, which counts its receives from 1. It stays there when its
@@ -89,6 +104,7 @@ class MemoryQueues(Queues):
         unfinished_after: UnfinishedAfter,
         clock: Clock,
         *,
+        task_hosts: TaskHosts = no_hosts,
         window: int = 10_000,
         reorder: int = 0,
         duplicates: float = 0.0,
@@ -96,11 +112,13 @@ class MemoryQueues(Queues):
     ) -> None:
         self._clock = clock
         self._unfinished_after = unfinished_after
+        self._task_hosts = task_hosts
         self._window = window
         self._faults: Faults | None = None
         if reorder or duplicates:
             self._faults = Faults(random=clock.random, reorder=reorder, duplicates=duplicates)
         self._runs: dict[str, RunQueue] = {}
+        self._lanes: dict[str, tuple[str, ...]] = {}
         self._changed: dict[str, anyio.Event] = {}
         self._receipts = itertools.count(1).__next__
         self._limit: ReceiveLimit | None = None
@@ -116,24 +134,39 @@ class MemoryQueues(Queues):
             DEAD_LETTER_QUEUE: self._dead_letters,
         }
         self._runs.clear()
+        self._lanes.clear()
         for queue in list(self._changed):
             self._notify(queue)
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
-        self._open(job_id, run_id)
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        self._open_all(job_id, run_id, hosts)
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
-        self._open(job_id, run_id)
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        self._open_all(job_id, run_id, hosts)
 
     async def drop_run(self, run_id: str) -> None:
-        name = run_queue(run_id)
-        self._runs.pop(name, None)
-        self._notify(name)
+        for name in run_queues(run_id, self._lanes.pop(run_id, ())):
+            self._runs.pop(name, None)
+            self._notify(name)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        queue = self._open(job_id, run_id)
-        queue.add(tasks)
-        self._notify(queue.name)
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
+        queues = self._open_all(job_id, run_id, lanes)
+        if len(queues) == 1:
+            queues[0].add(tasks, hosts)
+            self._notify(queues[0].name)
+            return
+        parts = self._divided(run_id, tasks, hosts) if hosts else {}
+        for queue in queues:
+            # Without their hosts, the rows themselves will tell whose they are.
+            queue.add_later(parts[queue.name][0] if hosts else tasks)
+            self._notify(queue.name)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
         found = self._find(queue)
@@ -202,8 +235,22 @@ class MemoryQueues(Queues):
     def _find(self, queue: str) -> MessageQueue | None:
         return self._runs.get(queue) or self._others.get(queue)
 
-    def _open(self, job_id: str, run_id: str) -> RunQueue:
-        name = run_queue(run_id)
+    def _open_all(self, job_id: str, run_id: str, hosts: Sequence[str]) -> list[RunQueue]:
+        """Return the queues of a run, its own first; make those that are missing. Those of hosts
+        only ever become more, so the longest list is the latest."""
+        queues = [self._open(job_id, run_id)]
+        lanes = self._lanes.get(run_id, ())
+        if len(hosts) > len(lanes):
+            lanes = self._lanes[run_id] = tuple(hosts)
+        for name in run_queues(run_id, lanes)[1:]:
+            is_new = name not in self._runs
+            queues.append(self._open(job_id, run_id, name))
+            if is_new:
+                queues[-1].begin_behind(queues[0].mark)
+        return queues
+
+    def _open(self, job_id: str, run_id: str, name: str = "") -> RunQueue:
+        name = name or run_queue(run_id)
         found = self._runs.get(name)
         if found is None:
             found = self._runs[name] = RunQueue(
@@ -213,6 +260,7 @@ class MemoryQueues(Queues):
                 receipts=self._receipts,
                 faults=self._faults,
                 receive_limit=self._limit,
+                name=name,
             )
             self._notify(name)
         return found
@@ -227,13 +275,59 @@ class MemoryQueues(Queues):
     async def _refill(self, queue: MessageQueue) -> None:
         if not isinstance(queue, RunQueue):
             return
+        if queue.run_id in self._lanes:
+            await self._refill_together(queue)
+            return
         refill = queue.begin_refill()
         rows: list[tuple[int, str]] | None = None
         try:
             rows = await self._unfinished_after(queue.run_id, refill.after, refill.limit)
+            if queue.run_id in self._lanes:
+                # Hosts of the run have queues since: their rows are not for this one.
+                rows = None
         finally:
             queue.end_refill(rows)
             self._notify(queue.name)
+
+    async def _refill_together(self, queue: RunQueue) -> None:
+        """Refill a queue of a run with several, and the others that have come equally far."""
+        run_id, readers = queue.run_id, [queue]
+        refill = queue.begin_refill()
+        for name in run_queues(run_id, self._lanes[run_id]):
+            other = self._runs.get(name)
+            if other is not None and other.may_join(refill):
+                other.begin_refill()
+                readers.append(other)
+        parts: dict[str, Stretch] | None = None
+        try:
+            rows = await self._unfinished_after(run_id, refill.after, refill.limit)
+            hosts = await self._task_hosts(run_id, rows)
+            end, is_last = rows[-1][0] if rows else refill.after, len(rows) < refill.limit
+            # A host that has got its queue meanwhile reads for itself.
+            parts = {
+                name: Stretch(rows=some, hosts=theirs, end=end, is_last=is_last)
+                for name, (some, theirs) in self._divided(run_id, rows, hosts).items()
+            }
+        finally:
+            for reader in readers:
+                reader.end_stretch(None if parts is None else parts.get(reader.name))
+                self._notify(reader.name)
+
+    def _divided(
+        self, run_id: str, tasks: Sequence[tuple[int, str]], hosts: Sequence[str]
+    ) -> dict[str, tuple[list[tuple[int, str]], list[str]]]:
+        """Divide references and their hosts among the queues of a run."""
+        lanes = self._lanes.get(run_id, ())
+        own, *others = run_queues(run_id, lanes)
+        name_of = dict(zip(lanes, others, strict=True))
+        parts: dict[str, tuple[list[tuple[int, str]], list[str]]] = {
+            name: ([], []) for name in (own, *others)
+        }
+        for task, host in zip(tasks, hosts, strict=True):
+            some, theirs = parts[name_of.get(host, own)]
+            some.append(task)
+            theirs.append(host)
+        return parts
 
     def _event(self, queue: str) -> anyio.Event:
         event = self._changed.get(queue)

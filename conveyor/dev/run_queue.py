@@ -6,6 +6,9 @@ were in it and are done with; those beyond it are read from the store when the w
 between `begin_refill` and `end_refill`. A reference that was received too often has left: reads
 pass it over until it is sent again, while a new window takes it like any other.
 
+A run whose hosts have queues of their own has a `RunQueue` for each. One read then serves all of
+them that have come equally far.
+
 `now` is monotonic seconds.
 """
 
@@ -16,10 +19,18 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from conveyor.domain.ids import MAX_INDEX
-from conveyor.ports.queues import MAX_BATCH, Delivery, Message, TaskMessage, run_queue
+from conveyor.ports.queues import (
+    MAX_BATCH,
+    Delivery,
+    Message,
+    TaskMessage,
+    run_queue,
+    task_message,
+)
 
 _READY = -1.0
 _GONE = -2.0
@@ -285,8 +296,20 @@ class Refill:
     present: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """The part of a read for several queues that one of them takes: its rows, (index, task_id) and
+    host. All rows up to `end` were read; `is_last` if there are no more."""
+
+    rows: Sequence[tuple[int, str]] = ()
+    hosts: Sequence[str] = ()
+    end: int
+    is_last: bool
+
+
 class RunQueue(MessageQueue):
-    """Task references of one run; at most `window` of them in memory."""
+    """Task references of one run; at most `window` of them in memory. With a `name`, those of one
+    host of it."""
 
     def __init__(
         self,
@@ -297,9 +320,13 @@ class RunQueue(MessageQueue):
         receipts: Callable[[], int],
         faults: Faults | None,
         receive_limit: ReceiveLimit | None = None,
+        name: str = "",
     ) -> None:
         super().__init__(
-            run_queue(run_id), receipts=receipts, faults=faults, receive_limit=receive_limit
+            name or run_queue(run_id),
+            receipts=receipts,
+            faults=faults,
+            receive_limit=receive_limit,
         )
         self.run_id = run_id
         self._job_id = job_id
@@ -308,6 +335,7 @@ class RunQueue(MessageQueue):
         self._low = min(window, max(MAX_BATCH, window // _LOW_SHARE))
         self._indexes = array("q")
         self._task_ids: list[str] = []
+        self._hosts: dict[str, str] = {}
         self._taken = 0
         # What is above `_highest` was never in the window. The mark is below it after it went back.
         self._mark = _BEFORE_ALL
@@ -341,26 +369,44 @@ class RunQueue(MessageQueue):
             return self.in_memory
         return self.in_memory + self._beyond or 1
 
-    def add(self, tasks: Sequence[tuple[int, str]]) -> None:
+    def add(self, tasks: Sequence[tuple[int, str]], hosts: Sequence[str] = ()) -> None:
         """Take in the references that follow the mark without a gap, as far as there is room.
 
         The ones after a gap are left to a refill. For a reference behind the mark, or one that
         comes while a refill is under way and may or may not be in its answer, the mark goes back,
         so that the store is asked again.
         """
+        taken = self._append_following(tasks, hosts) if self._refill is None else 0
+        self.add_later(tasks[taken:])
+        if self._left:
+            self._left.difference_update(task_id for _, task_id in tasks[:taken])
+
+    def add_later(self, tasks: Sequence[tuple[int, str]]) -> None:
+        """Leave all references to a refill."""
+        if not tasks:
+            return
         if self._left:
             self._left.difference_update(task_id for _, task_id in tasks)
+        self._more = True
+        self._beyond += len(tasks)
+        first = min(index for index, _ in tasks)
         if self._refill is not None:
-            self._more = True
-            self._beyond += len(tasks)
-            first = min((index for index, _ in tasks), default=self._came_during)
             self._came_during = min(self._came_during, first)
-            return
-        taken = self._append_following(tasks)
-        if taken < len(tasks):
-            self._more = True
-            self._beyond += len(tasks) - taken
-            self._go_back(min(index for index, _ in tasks[taken:]))
+        else:
+            self._go_back(first)
+
+    @property
+    def mark(self) -> int:
+        """The index up to which all references are here, or were."""
+        return self._mark
+
+    def begin_behind(self, mark: int) -> None:
+        """Leave the references up to a mark to another queue."""
+        self._mark = self._highest = mark
+
+    def may_join(self, refill: Refill) -> bool:
+        """Tell whether a read that another queue makes is one for this queue, too."""
+        return self._more and self._refill is None and self._mark == refill.after and self._room > 0
 
     def begin_refill(self) -> Refill:
         """Begin a refill, and return the read to make. No second one begins before `end_refill`."""
@@ -376,10 +422,29 @@ class RunQueue(MessageQueue):
         refill, self._refill = self._refill, None
         if refill is None:
             return
-        if rows is None or not self._append_rows(rows, refill):
+        if rows is None or not self._append_rows(rows, (), refill) or len(rows) >= refill.limit:
             self._more = True
         else:
             self._mark = self._highest
+        self._end_refill()
+
+    def end_stretch(self, stretch: Stretch | None) -> None:
+        """Take in this queue's part of a read for several; None where the read failed."""
+        refill, self._refill = self._refill, None
+        if refill is None:
+            return
+        if stretch is None or not self._append_rows(stretch.rows, stretch.hosts, refill):
+            self._more = True
+        else:
+            self._mark = max(self._mark, stretch.end)
+            self._highest = max(self._highest, self._mark)
+            if stretch.is_last:
+                self._mark = self._highest
+            else:
+                self._more = True
+        self._end_refill()
+
+    def _end_refill(self) -> None:
         self._go_back(self._came_during)
         if not self._more:
             self._beyond = 0
@@ -396,7 +461,7 @@ class RunQueue(MessageQueue):
     def _room(self) -> int:
         return self._window - self.in_memory
 
-    def _append_following(self, tasks: Sequence[tuple[int, str]]) -> int:
+    def _append_following(self, tasks: Sequence[tuple[int, str]], hosts: Sequence[str]) -> int:
         """Append the head of `tasks` that fits; return how many were appended."""
         if self._mark < self._highest:
             return 0
@@ -406,21 +471,29 @@ class RunQueue(MessageQueue):
                 break
             self._append(index, task_id)
             taken += 1
+        if hosts:
+            ids = (task_id for _, task_id in tasks[:taken])
+            self._hosts.update((one, host) for one, host in zip(ids, hosts, strict=False) if host)
         return taken
 
-    def _append_rows(self, rows: Sequence[tuple[int, str]], refill: Refill) -> bool:
-        """Append the rows that the window does not hold yet; tell whether the store has no more."""
+    def _append_rows(
+        self, rows: Sequence[tuple[int, str]], hosts: Sequence[str], refill: Refill
+    ) -> bool:
+        """Append the rows that the window does not hold yet; tell whether all were for it."""
+        host_of = dict(zip((task_id for _, task_id in rows), hosts, strict=True)) if hosts else {}
         room = self._room
         for index, task_id in rows:
             if index in refill.present or task_id in self._left:
                 self._mark = index
             elif room > 0:
                 self._append(index, task_id)
+                if host := host_of.get(task_id):
+                    self._hosts[task_id] = host
                 self._beyond = max(self._beyond - 1, 0)
                 room -= 1
             else:
                 return False
-        return len(rows) < refill.limit
+        return True
 
     def _append(self, index: int, task_id: str) -> None:
         self._indexes.append(index)
@@ -445,11 +518,9 @@ class RunQueue(MessageQueue):
     def _fresh(self, limit: int) -> list[HiddenMessage]:
         start = self._taken
         end = min(start + limit, len(self._task_ids))
-        job_id, run_id = self._job_id, self.run_id
+        message = self._hosted if self._hosts else partial(TaskMessage, self._job_id, self.run_id)
         batch = [
-            HiddenMessage(
-                TaskMessage(job_id, run_id, self._task_ids[position]), self._indexes[position]
-            )
+            HiddenMessage(message(self._task_ids[position]), self._indexes[position])
             for position in range(start, end)
         ]
         self._unseen += len(batch)
@@ -458,3 +529,6 @@ class RunQueue(MessageQueue):
             del self._indexes[:end], self._task_ids[:end]
             self._taken = 0
         return batch
+
+    def _hosted(self, task_id: str) -> TaskMessage:
+        return task_message(self._job_id, self.run_id, task_id, self._hosts.pop(task_id, ""))

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.result_shape import ResultShape
 from conveyor.domain.scheduling import Scheduling
 from conveyor.domain.webhooks import Webhook
@@ -71,6 +72,7 @@ class WaitReason(StrEnum):
     BACKOFF = "backoff"
     RETRY_AFTER = "retry_after"
     HOST_RETRY_AFTER = "host_retry_after"
+    HOST_LIMIT = "host_limit"
     LOAD_REFUSAL = "load_refusal"
     OUTAGE = "outage"
 
@@ -172,6 +174,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     webhook: Webhook | None = None
     scheduling: Scheduling | None = None
     webhook_number: int = 0
+    politeness: Politeness | None = None
     version: int = 1
 
     def number_of(self, webhook: Webhook | None) -> int:
@@ -363,8 +366,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     """The dispatcher's view of a run that may have work; holds no secret and no URL.
 
-    `created_at` is in milliseconds. `traceparent` is that of its run. `caller` is that of its job;
-    empty where nobody knows.
+    `created_at` is in milliseconds. `traceparent` is that of its run. `caller` is that of its job,
+    empty where nobody knows; so is `politeness`. `hosts` are those of its hosts that have a queue
+    of their own, in the order of their numbers.
     """
 
     run_id: str
@@ -374,3 +378,5 @@ class DispatchableRun(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     traceparent: str | None = None
     caller: str = ""
+    politeness: Politeness | None = None
+    hosts: tuple[str, ...] = ()

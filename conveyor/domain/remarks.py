@@ -22,7 +22,7 @@ JOB_FIELDS = frozenset(
         *("type", "status", "tasks", "file_input_id", "skip_invalid", "async"),
         *("name", "external_id", "metadata", "zenrows_params"),
         *("max_inflight", "priority", "max_attempts", "result_ttl_days"),
-        *("callback", "webhook", "schedule"),
+        *("callback", "webhook", "schedule", "politeness"),
     }
 )
 SCHEDULE_FIELDS = frozenset({"at", "rate", "calendar", "timezone", "overlap"})

@@ -63,7 +63,8 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     those that wait here for a permit, `put_off` the rows that the worker left until later. The job
     allows `limit` calls at a time, of which `ceiling` are left while its gateway refuses for load.
     `empty` tells that the queue had no message to give when it was last asked. `caller_limit` is
-    that of all calls of the job's caller, where it is the one that is reached.
+    that of all calls of the job's caller, where it is the one that is reached. `hosts` are some
+    with a queue of their own, the busiest, with the calls under way to each.
     `reason` is what keeps the worker from calling more for it, since `since` and, where it is
     known, until `until`, in milliseconds since the epoch.
     """
@@ -81,6 +82,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     until: int | None = None
     empty: bool = False
     caller_limit: int = 0
+    hosts: dict[str, int] = {}
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -369,7 +371,7 @@ def _gateway_throttled(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) 
 
 def _host_closed(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> str:
     rows = _counted(sum(lane.put_off for _, lane in seen), "task")
-    return f"every task left is of a host that asked for a pause: {rows}"
+    return f"every task left is of a host that asked for a pause, or is at its limit: {rows}"
 
 
 def _retry_backoff(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> str:

@@ -14,11 +14,13 @@ import msgspec
 
 from conveyor.domain import params, text_rules, urls
 from conveyor.domain.errors import ConveyorError, ErrorCode, InvalidTask, InvalidTaskReason
+from conveyor.domain.hosts import LEAST_RATE, MOST_LIMIT, MOST_RATE, Politeness, is_rate
 from conveyor.domain.model import Callback, Format, TaskBody, TaskSpec
 from conveyor.domain.remarks import (
     ADD_FIELDS,
     JOB_FIELDS,
     MAX_LISTED,
+    MAX_NAME_SHOWN,
     SCHEDULE_FIELDS,
     WEBHOOK_FIELDS,
     Remarks,
@@ -170,6 +172,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     webhook: Webhook | None
     schedule: Schedule | None = None
     overlap: Overlap = Overlap.SKIP
+    politeness: Politeness | None = None
     skip_invalid: bool = False
     remarks: Remarks = Remarks()
 
@@ -221,6 +224,7 @@ def parse_job(document: object, limits: Limits) -> JobRequest:
         webhook=_webhook(fields, unknown),
         schedule=schedule,
         overlap=overlap,
+        politeness=_politeness(fields),
         skip_invalid=skips,
         specs=tasks.specs(),
         remarks=tasks.remarks(),
@@ -400,6 +404,33 @@ def _webhook(fields: dict[str, Any], unknown: UnknownFields) -> Webhook | None:
         raise ConveyorError(error.code, f"webhook.{error.detail}") from None
     unknown.note(fields["webhook"], WEBHOOK_FIELDS, of="a webhook", where="")
     return webhook
+
+
+def _politeness(fields: dict[str, Any]) -> Politeness | None:
+    """Parse the politeness; None if it asks for nothing. A word that nobody knows is refused: who
+    misspells a limit would have none."""
+    if not _is_present(fields, "politeness"):
+        return None
+    given = fields["politeness"]
+    words = Politeness.__struct_fields__
+    for name in given:
+        if name not in words:
+            shown = text_rules.shorten(name, limit=MAX_NAME_SHOWN)
+            _refuse(f"politeness.{shown}", f"no word of it: it has {', '.join(words)}")
+    rate = given.get("per_host_rate")
+    if rate is not None and (type(rate) not in (int, float) or not rate or not is_rate(rate)):
+        _refuse(
+            "politeness.per_host_rate", f"must be a number from {LEAST_RATE} to {MOST_RATE:,.0f}"
+        )
+    try:
+        politeness = Politeness(
+            per_host=_integer(given, "per_host", (1, MOST_LIMIT), default=0),
+            per_host_rate=float(rate or 0),
+            robots=_flag(given, "robots"),
+        )
+    except ConveyorError as error:
+        raise ConveyorError(error.code, f"politeness.{error.detail}") from None
+    return politeness or None
 
 
 def _external_id(fields: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -122,15 +122,19 @@ class AckBatcher:
         elif len(receipts) == 1:
             self._some.set()
 
-    async def finish(self, queue: str, receipt: str) -> None:
-        """Acknowledge the last message of a queue, and all others of it that wait.
+    async def finish(self, queue: str, receipt: str, others: Sequence[str] = ()) -> None:
+        """Acknowledge the last message of a run, and all others that wait, in its `others` queues,
+        too.
 
-        Return when no call that acknowledges messages of this queue is under way.
+        Return when no call that acknowledges messages of these queues is under way.
         """
         await self._delete(queue, [*self._waiting.pop(queue, ()), receipt])
+        for other in others:
+            if receipts := self._waiting.pop(other, None):
+                await self._delete(other, receipts)
         self._finishing += 1
         try:
-            while self._calls[queue]:
+            while any(self._calls[name] for name in (queue, *others)):
                 await self._call_ended.wait()
         finally:
             self._finishing -= 1

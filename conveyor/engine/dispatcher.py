@@ -31,8 +31,10 @@ from conveyor.engine.delivery import (
     pause_in_place,
     retry_in_place,
 )
-from conveyor.engine.lanes import Lane, Lanes, PutOffRows
-from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace
+from conveyor.engine.host_waits import HostWaits
+from conveyor.engine.hosts import MessageTurns
+from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.pipeline import AHEAD_AGE, Finisher, InHand, Pace, Parking
 from conveyor.engine.planner import (
     CONTROL_SLOTS,
     Acquire,
@@ -44,10 +46,11 @@ from conveyor.engine.planner import (
     Start,
 )
 from conveyor.engine.policy import Policy
+from conveyor.engine.receiving import Receiver
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Handler, Held, Outcome, StagedHandler
-from conveyor.ports.queues import Delivery, QueueMissing, Queues
+from conveyor.ports.queues import Delivery, Queues
 from conveyor.ports.workers import FleetPause
 
 ERROR_PAUSE = 1.0
@@ -68,7 +71,7 @@ class DispatchOptions:
     It makes up to `slots` gateway calls at a time, and a receive hides messages for `visibility`
     seconds. A queue gives a message up after `max_receives`. One `picking` serves one dispatcher.
     Tasks are begun as `outages` lets them pass, and nothing is while there is a `pause`. It looks
-    at its lanes by `looks`, by default the clock of its work.
+    at its lanes by `looks`, by default the clock of its work. Limits of hosts are kept by `turns`.
     """
 
     slots: int
@@ -79,16 +82,12 @@ class DispatchOptions:
     outages: Outages | None = None
     pause: FleetPause = field(default_factory=FleetPause)
     looks: Clock | None = None
+    turns: MessageTurns | None = None
 
+
+Act = Callable[[], Awaitable[None]]
 
 _log = logging.getLogger("conveyor.engine")
-
-
-def _stages_of(handler: Handler) -> tuple[StagedHandler | None, int]:
-    """Return the stages of a handler, if it has some, and how many tasks it claims at once."""
-    if isinstance(handler, StagedHandler):
-        return handler, handler.claims_at_once
-    return None, 1
 
 
 class Dispatcher:
@@ -115,11 +114,13 @@ class Dispatcher:
         self._visibility = options.visibility
         self._polling = options.polling
         self._outages, self._looks = options.outages or Outages(clock), options.looks or clock
+        self._turns = options.turns
         self._pause = options.pause
         self._pause.on_change(self._note_pause)
         self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(tasks=task_handler, control=control_handler)
-        self._stages, at_once = _stages_of(task_handler)
+        self._stages = task_handler if isinstance(task_handler, StagedHandler) else None
+        at_once = 1 if self._stages is None else self._stages.claims_at_once
         self._pace = Pace(options.slots, claims_at_once=at_once)
         self._finisher = Finisher(
             self._finish, self._leave_slot, most=options.slots, at_once=at_once
@@ -134,12 +135,32 @@ class Dispatcher:
             picking=options.picking,
             claims_at_once=at_once,
         )
+        self._receiver = Receiver(
+            queues,
+            policy,
+            self._planner,
+            clock,
+            telemetry=telemetry,
+            polling=options.polling,
+            visibility=options.visibility,
+        )
+        self._receiver.give_back = self._give_back
+        self._waits: HostWaits | None = None
+        if options.turns is not None:
+            self._waits = HostWaits(
+                options.turns,
+                self._planner,
+                clock,
+                spawn=self._spawn,
+                give_up=self._give_up,
+                go_on=self._go_on,
+            )
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
-        self._calling = self._woken = 0
-        self._parked: deque[anyio.Event] = deque()
+        self._calling = 0
+        self._parking = Parking()
+        self._wake_one = self._parking.wake_one
         self._working: dict[str, InHand] = {}
-        self._waiting_receives: set[anyio.CancelScope] = set()
         self._workers: TaskGroup | None = None
         self._finishing: TaskGroup | None = None
         self._timer_wake, self._drained = anyio.Event(), anyio.Event()
@@ -154,26 +175,25 @@ class Dispatcher:
 
     async def close_lane(self, run_id: str) -> None:
         """Receive no more for a run, and give its permits back as its messages end."""
-        lane = self.lanes.close(run_id)
-        if lane is not None:
+        lanes = list(self.lanes.close(run_id))
+        for lane in lanes:
             self._withdraw(lane)
+        for lane in lanes:
             await self._empty_buffer(lane)
             await self._tidy(lane)
 
     def halt(self, run_id: str) -> None:
         """Receive no more for a run until its lane is opened again, and make no call from the
         claims that wait for a slot. This never waits; `close_lane` is to follow."""
-        lane = self.lanes.close(run_id)
-        if lane is not None:
+        for lane in self.lanes.close(run_id):
             self._withdraw(lane)
 
     async def evict_lanes(self, *, empty_for: float) -> None:
-        """Close lanes whose queues have been empty for `empty_for` seconds and hide no message."""
-        now = self._clock.monotonic()
-        for lane in list(self.lanes):
-            empty = lane.empty_since is not None and now - lane.empty_since >= empty_for
-            if empty and lane.only_waits and not self._queues.depth(lane.queue):
-                await self.close_lane(lane.run_id)
+        """Close the lanes of runs whose queues have been empty for `empty_for` seconds and hide no
+        message."""
+        for run_id in self.lanes.empty_since(self._clock.monotonic() - empty_for):
+            if not any(self._queues.depth(lane.queue) for lane in self.lanes.of(run_id)):
+                await self.close_lane(run_id)
 
     @property
     def calling(self) -> int:
@@ -246,6 +266,7 @@ class Dispatcher:
                         await self._give_up([ready.popleft()])
                 for lane in self.lanes:
                     await self._empty_buffer(lane)
+                    await self._give_up(list(lane.turned))
                 await self._policy.release()
             self._acknowledger.stop()
 
@@ -272,16 +293,14 @@ class Dispatcher:
         self._drained.set()
         self._timer_wake.set()
         self._let_go()
-        while self._parked:
-            self._wake_one()
+        self._parking.wake_all()
 
     def _let_go(self) -> None:
         """Give back what has not begun, and wait for no message."""
         for lane in self.lanes:
             self._withdraw(lane)
             self._spawn(partial(self._empty_buffer, lane))
-        for scope in self._waiting_receives:
-            scope.cancel()
+        self._receiver.cancel()
 
     def _note_pause(self) -> None:
         """Begin nothing more, or go on, as an operator has ordered for the whole fleet."""
@@ -332,6 +351,8 @@ class Dispatcher:
         now = self._clock.monotonic()
         for lane in self._policy.tend(now, self._spawn):
             self._fence(lane)
+        if self._turns is not None:
+            self._turns.tend(self._telemetry.fenced)
         oldest = now - min(BUFFER_AGE, self._visibility / 3)
         for lane in self.lanes:
             if lane.buffer and lane.buffer[0][1] <= oldest:
@@ -351,18 +372,25 @@ class Dispatcher:
         self._spawn(partial(self._empty_buffer, lane))
 
     def _withdraw(self, lane: Lane) -> None:
-        """Give up the claims of a lane that wait for a slot, and those that are being made."""
+        """Give up the claims of a lane that wait for a slot, those that are being made, and the
+        messages that wait for their hosts."""
         lane.withdrawals += 1
+        if self._waits is not None:
+            self._waits.cancel(lane)
+        if lane.turned:
+            turned = list(lane.turned)
+            lane.turned.clear()
+            self._spawn(partial(self._give_up, turned))
         given_up = [one for one in self._ready if one.lane is lane and one.held is not None]
         if given_up:
             self._ready = deque(one for one in self._ready if one not in given_up)
             self._spawn(partial(self._give_up, given_up))
 
-    def _spawn(self, act: Callable[[], Awaitable[None]]) -> None:
+    def _spawn(self, act: Act) -> None:
         if self._workers is not None:
             self._workers.start_soon(self._beside, act)
 
-    async def _beside(self, act: Callable[[], Awaitable[None]]) -> None:
+    async def _beside(self, act: Act) -> None:
         await log_and_continue(_log, "work beside the slots broke", act)
         self._wake_one()
 
@@ -384,7 +412,7 @@ class Dispatcher:
         while not self._stopping:
             if self._may_take():
                 message = (self._ready_control or self._ready).popleft()
-                if not self._woken and self._may_take():
+                if not self._parking.woken and self._may_take():
                     self._wake_one()
                 await self._work(message, scope)
                 if self._ready:
@@ -396,7 +424,7 @@ class Dispatcher:
                 if self._pause.since is None:
                     plan = self._planner.plan(now, self._pace.allowance(now), most)
                 if plan is None:
-                    await self._park()
+                    await self._parking.park()
                     woken = True
                     continue
                 asks = not isinstance(plan, Acquire) and not plan.lane.is_control
@@ -411,8 +439,7 @@ class Dispatcher:
                     continue
                 if plan.refill is not None:
                     self._spawn(partial(self._ask, plan.refill))
-                started = InHand(plan.lane, plan.delivery, now, plan.received_at)
-                await self._work(started, scope)
+                await self._work(plan.message, scope)
             woken = False
             # Let all slots that end in the same turn free themselves before one asks for more: this
             # makes one receive of ten instead of ten receives of one.
@@ -437,9 +464,8 @@ class Dispatcher:
         now = self._clock.monotonic()
         ahead = self._pace.allowance(now)
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
-            plan = self._planner.plan(now, ahead)
+            plan = self._planner.plan(now, ahead, starts=False)
             if plan is not None:
-                # Where tasks are claimed ahead, nothing is in a buffer that could be started.
                 assert not isinstance(plan, Start)
                 self._spawn(partial(self._ask, plan))
 
@@ -448,6 +474,8 @@ class Dispatcher:
             if isinstance(plan, Acquire):
                 await self._policy.acquire(plan.lane, plan.count)
                 self._timer_wake.set()
+                if plan.lane.host and not self._begins_nothing:
+                    await self._follow(plan)
             else:
                 await self._receive(plan)
         except Exception as error:
@@ -455,61 +483,27 @@ class Dispatcher:
             plan.lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
 
+    async def _follow(self, plan: Acquire) -> None:
+        """Receive at once that for which permits of a host were asked."""
+        now = self._clock.monotonic()
+        most = self._outages.most_to_ask(now) if self._outages.is_shut else None
+        receive = self._planner.follow(plan, now, most)
+        if receive is not None:
+            if self._outages.is_shut:
+                self._outages.asked(now)
+            await self._receive(receive)
+
     async def _receive(self, plan: Receive) -> None:
         lane = plan.lane
-        began = self._clock.monotonic()
-        received: list[Delivery] = []
-        missing = False
-        with anyio.CancelScope() as scope:
-            if plan.wait:
-                self._waiting_receives.add(scope)
-            try:
-                received = await self._received(plan)
-            except QueueMissing:
-                lane.lost(began)
-                lane.not_before = began + ERROR_PAUSE
-                missing = True
-            finally:
-                self._waiting_receives.discard(scope)
-                self._planner.received(plan, min(len(received), plan.count))
-        if scope.cancelled_caught:
+        received = await self._receiver.receive(plan)
+        if received is not None and received.deliveries:
+            await self._take_in(received.plan, received.deliveries, self._clock.monotonic())
             return
-        if missing:
-            self.queue_missing(lane.run_id)
-            self._timer_wake.set()
-            await self._tidy(lane)
-            return
-        now = self._clock.monotonic()
-        if received:
-            await self._take_in(plan, received, now)
-            return
-        lane.found_nothing(now, empties_before=plan.empties)
-        if now - began < plan.wait or not plan.wait:
-            # The queue answered without waiting: do not ask it again at once.
-            lane.not_before = now + self._polling.pause_after(lane.empties, self._clock.random())
         self._timer_wake.set()
-        await self._tidy(lane)
-
-    async def _received(self, plan: Receive) -> list[Delivery]:
-        """Ask a queue for the messages of a plan, a batch at a time."""
-        left, wait, batch = plan.count + plan.extra, plan.wait, self._polling.batch
-        received: list[Delivery] = []
-        while True:
-            limit = min(left, batch)
-            try:
-                found = await self._queues.receive(
-                    plan.lane.queue, limit=limit, visibility=self._visibility, wait=wait
-                )
-            except BaseException:
-                if received:
-                    with anyio.CancelScope(shield=True):
-                        await self._give_back(plan.lane, received)
-                raise
-            self._telemetry.received(len(found))
-            received += found
-            left, wait = left - limit, 0.0
-            if len(found) < limit or not left:
-                return received
+        if received is not None:
+            if received.is_missing:
+                self.queue_missing(lane.run_id)
+            await self._tidy(lane)
 
     async def _take_in(self, plan: Receive, received: list[Delivery], now: float) -> None:
         """Hand the messages that have permits to the slots, and put the rest into the buffer."""
@@ -527,6 +521,10 @@ class Dispatcher:
         messages = [InHand(lane, delivery, now, now) for delivery in received[: plan.count]]
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
+        if self._waits is not None and not lane.is_control:
+            for message in messages:
+                self._working[message.delivery.receipt] = message
+            messages = self._waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
@@ -535,6 +533,22 @@ class Dispatcher:
         if lane.is_control:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
+
+    async def _go_on(self, message: InHand, place: float | None) -> None:
+        """Hand a message whose host is free to the slots; hide one that has a place in its line."""
+        lane = message.lane
+        if lane.closed or lane.dropped or self._begins_nothing:
+            await self._give_up([message])
+        elif place is not None:
+            assert message.turn is not None
+            why = message.turn.why(self._clock.monotonic())
+            self._put_off(lane, Outcome(waiting=why), place)
+            await self._hide(lane, message.delivery, place)
+            await self._free(message)
+        elif lane.host:
+            self._ready.append(message)
+        else:
+            lane.turned.append(message)
 
     async def _claim(self, lane: Lane, messages: list[InHand]) -> list[InHand]:
         """Claim the tasks of messages in one operation; return those that are left to be worked."""
@@ -633,6 +647,8 @@ class Dispatcher:
         """Have a message in hand no longer."""
         lane = message.lane
         try:
+            if message.turn is not None and self._turns is not None:
+                await self._turns.release(message.turn)
             if message.permit:
                 await self._policy.discharge(lane, message.permit)
         finally:
@@ -649,6 +665,8 @@ class Dispatcher:
         lane = message.lane
         self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
+        if message.turn is not None and self._turns is not None:
+            self._turns.begin(message.turn, message.delivery, scope)
         try:
             # Nearly always the first try is the last one: nothing is prepared for another.
             if not message.tries:
@@ -660,6 +678,9 @@ class Dispatcher:
             return await self._retried(message, None)
         finally:
             lane.scopes.discard(scope)
+            if message.turn is not None and self._turns is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._turns.end(message.turn, message.delivery)
 
     async def _retried(self, message: InHand, failure: Exception | None) -> Outcome | Held:
         """Run a handler again, after its failure or after that of a settlement."""
@@ -777,25 +798,27 @@ class Dispatcher:
         if outcome.drop_queue is None:
             await self._acknowledger.add(delivery.queue, delivery.receipt)
             return
-        lane.dropped = True
-        self._withdraw(lane)
+        others = [one for one in self.lanes.of(lane.run_id) if one is not lane]
+        for one in (lane, *others):
+            one.dropped = True
+            self._withdraw(one)
         if self._finishing is not None:
-            drop = partial(self._drop, delivery, outcome.drop_queue)
+            queues = [one.queue for one in others]
+            drop = partial(self._drop, delivery, queues, outcome.drop_queue)
             self._finishing.start_soon(self._beside, drop)
 
     def _put_off(self, lane: Lane, outcome: Outcome, seconds: float) -> None:
         """Remember a row that is left until later, and why, for the report of this worker."""
         if lane.is_control or not (outcome.waiting or outcome.is_claimed):
             return
-        rows = self.lanes.put_off.setdefault(lane.run_id, PutOffRows())
         now = self._clock.monotonic()
-        rows.add(now, now + seconds, outcome.waiting)
+        self.lanes.put_off_row(lane.run_id, now, now + seconds, outcome.waiting)
 
-    async def _drop(self, delivery: Delivery, drop_queue: Callable[[], Awaitable[None]]) -> None:
-        """Acknowledge the last message of a run, then drop its queue: not the other way round,
-        which would ask for a queue that is gone."""
-        await self._acknowledger.finish(delivery.queue, delivery.receipt)
-        await log_and_continue(_log, "the queue of an ended run was not dropped", drop_queue)
+    async def _drop(self, last: Delivery, others: Sequence[str], drop: Act) -> None:
+        """Acknowledge the last message of a run and those in its other queues, then drop them all:
+        not the other way round, which would ask for a queue that is gone."""
+        await self._acknowledger.finish(last.queue, last.receipt, others)
+        await log_and_continue(_log, "the queue of an ended run was not dropped", drop)
 
     async def _empty_buffer(self, lane: Lane) -> None:
         if lane.buffer:
@@ -820,27 +843,11 @@ class Dispatcher:
         if not lane.closed or lane.is_control:
             return
         await self._policy.leave(lane)
-        if lane.idle and lane.closed:
-            self.lanes.forget(lane)
+        lanes = self.lanes.of(lane.run_id)
+        if lane in lanes and all(one.idle and one.closed for one in lanes):
+            self.lanes.forget(lane.run_id)
 
-    # -- parking --
-
-    async def _park(self) -> None:
-        event = anyio.Event()
-        self._parked.append(event)
-        try:
-            await event.wait()
-        except BaseException:
-            if event in self._parked:
-                self._parked.remove(event)
-            raise
-        finally:
-            self._woken -= event.is_set()
-
-    def _wake_one(self) -> None:
-        if self._parked:
-            self._woken += 1
-            self._parked.popleft().set()
+    # -- timers --
 
     async def _ring_timers(self) -> None:
         """Wake a slot when a lane's pause ends, and at least every IDLE_WAIT, in case a wake-up was

@@ -8,11 +8,17 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from anyio import CancelScope
 
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import DispatchableRun, WaitReason
-from conveyor.ports.queues import CONTROL_QUEUE, Delivery, run_queue
+from conveyor.ports.queues import CONTROL_QUEUE, Delivery, host_queue, run_queue
+
+if TYPE_CHECKING:
+    from conveyor.engine.pipeline import InHand
 
 NEUTRAL_PRIORITY = 5
 THROTTLE_FACTOR = 0.7
@@ -48,8 +54,9 @@ class Owner:
 
     def add(self, lane: Lane) -> None:
         """Have one more lane."""
+        self.is_mixed = self.is_mixed or (bool(self.lanes) and lane.weight != self.weight)
+        self.weight = max(self.weight, lane.weight) if self.lanes else lane.weight
         self.lanes.add(lane)
-        self._weigh()
 
     def remove(self, lane: Lane) -> None:
         """Have one lane less."""
@@ -73,20 +80,41 @@ class Owner:
         self.is_mixed = len(weights) > 1
 
 
+class RunShare:
+    """The share of the lanes of one run in the calls of its job, as this worker sees it.
+
+    `busy` is the sum of theirs; `turn` is the latest one of a lane that was picked. The job allows
+    `limit`, and its `ceiling` is lower while its gateway refuses for load.
+    """
+
+    __slots__ = ("busy", "ceiling", "limit", "throttled_at", "turn")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.ceiling = float(limit)
+        self.busy = 0
+        self.turn = 0
+        self.throttled_at = -math.inf
+
+
 class Lane:
     """One queue and its state.
 
-    `is_control` tells the control lane, which needs no permits. `owner` is the caller of its run.
+    `is_control` tells the control lane, which needs no permits. `owner` is the caller of its
+    run, `share` that of its run, which all its lanes have together. A lane with a `host` holds
+    the tasks of that one alone; `politeness` is what the run asks for.
+
     `busy` counts messages asked for, waiting for a slot or in work; `unsettled` those of them whose
-    call has ended; `admitted` those that hold a permit.
-    `kept` counts messages in hand beside those: their calls have ended, and their permits are back.
-    `buffer` holds messages received beyond the permits, each with the moment it came; `refilling`
-    counts those asked for to fill it. `scopes` are the calls under way. `empties` counts empty
-    receives in a row, since `empty_since`. The lane is not polled before `not_before`; its queue is
-    lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments are monotonic
-    seconds. A closed lane ends with its last message. The queue of a `dropped` lane is gone, or
-    going, because its run has ended. A claim that was being made when `withdrawals` grew is given
-    up.
+    call has ended; `admitted` those that hold a permit. `kept` counts messages in hand beside
+    those: their calls have ended and their permits are back, or they wait for their host. `turned`
+    are those of them whose host has come free; `waiting` counts all that wait for it, here or with
+    a permit. `buffer` holds messages received beyond the permits, each with the moment it came;
+    `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
+    counts empty receives in a row, since `empty_since`. The lane is not polled before `not_before`;
+    its queue is lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments
+    are monotonic seconds. A closed lane ends with its last message. The queue of a `dropped` lane
+    is gone, or going, because its run has ended. A claim that was being made when `withdrawals`
+    grew is given up.
     """
 
     __slots__ = (
@@ -94,28 +122,30 @@ class Lane:
         "admitted",
         "buffer",
         "calm_until",
-        "ceiling",
         "closed",
         "dropped",
         "empties",
         "empty_since",
+        "host",
         "is_control",
         "job_id",
         "kept",
-        "limit",
         "lost_at",
         "lost_since",
         "not_before",
         "owner",
+        "politeness",
         "probing",
         "queue",
         "refilling",
         "run_id",
         "scopes",
+        "share",
         "task_seconds",
-        "throttled_at",
         "turn",
+        "turned",
         "unsettled",
+        "waiting",
         "weight",
         "withdrawals",
     )
@@ -129,19 +159,23 @@ class Lane:
         limit: int,
         priority: int,
         owner: Owner | None = None,
+        share: RunShare | None = None,
     ) -> None:
         self.queue = queue
         self.is_control = queue == CONTROL_QUEUE
         self.run_id = run_id
         self.job_id = job_id
-        self.limit = limit
+        self.share = share or RunShare(limit)
+        self.host = ""
+        self.politeness: Politeness | None = None
         self.weight = 2.0 ** ((priority - NEUTRAL_PRIORITY) / 2)
-        self.ceiling = float(limit)
         self.owner = owner or Owner()
         self.owner.add(self)
         self._busy = 0
         self.unsettled = 0
         self.kept = 0
+        self.turned: deque[InHand] = deque()
+        self.waiting = 0
         self.admitted = 0
         self.buffer: deque[tuple[Delivery, float]] = deque()
         self.refilling = 0
@@ -153,7 +187,6 @@ class Lane:
         self.lost_at = -math.inf
         self.calm_until = 0.0
         self.not_before = 0.0
-        self.throttled_at = -math.inf
         self.turn = 0
         self.probing = False
         self.withdrawals = 0
@@ -167,14 +200,32 @@ class Lane:
 
     @busy.setter
     def busy(self, count: int) -> None:
-        self.owner.busy += count - self._busy
+        change = count - self._busy
+        self.owner.busy += change
+        self.share.busy += change
         self._busy = count
+
+    @property
+    def limit(self) -> int:
+        """The calls in flight that the job allows."""
+        return self.share.limit
+
+    @property
+    def ceiling(self) -> float:
+        """The limit of the job, lowered while the gateway throttles it."""
+        return self.share.ceiling
+
+    @property
+    def throttled_at(self) -> float:
+        """The moment at which the gateway last refused for load."""
+        return self.share.throttled_at
 
     @property
     def room(self) -> int:
         """The number of further messages that the job's limit allows, lowered while the gateway
         throttles the job."""
-        return min(self.limit, int(self.ceiling)) - self.busy
+        share = self.share
+        return min(share.limit, int(share.ceiling)) - share.busy
 
     @property
     def idle(self) -> bool:
@@ -226,14 +277,16 @@ class Lane:
     def throttle(self, now: float) -> None:
         """Lower the ceiling (multiplicative decrease), at most once a second, after the gateway
         refused for load."""
-        if now - self.throttled_at >= THROTTLE_PAUSE:
-            self.throttled_at = now
-            self.ceiling = max(1.0, min(self.ceiling, self.busy) * THROTTLE_FACTOR)
+        share = self.share
+        if now - share.throttled_at >= THROTTLE_PAUSE:
+            share.throttled_at = now
+            share.ceiling = max(1.0, min(share.ceiling, share.busy) * THROTTLE_FACTOR)
 
     def succeed(self) -> None:
         """Raise the ceiling (additive increase): by one for each ceiling's worth of answers."""
-        if self.ceiling < self.limit:
-            self.ceiling = min(float(self.limit), self.ceiling + 1.0 / self.ceiling)
+        share = self.share
+        if share.ceiling < share.limit:
+            share.ceiling = min(float(share.limit), share.ceiling + 1.0 / share.ceiling)
 
 
 class PutOffRows:
@@ -274,63 +327,100 @@ class PutOffRows:
 
 
 class Lanes:
-    """The control lane, and one lane for each run that may have work. `put_off` holds the rows that
-    were left until later, by run; `elsewhere` returns the runs with work that other workers
-    serve."""
+    """The control lane, and for each run that may have work one lane of its own, which holds the
+    tasks of all hosts without one, and one for each of its hosts that have a queue.
+
+    `put_off` holds the rows that were left until later, by run; `elsewhere` returns the runs with
+    work that other workers serve."""
 
     def __init__(self, *, control_limit: int) -> None:
         self.control = Lane(
             queue=CONTROL_QUEUE, run_id="", job_id="", limit=control_limit, priority=9
         )
-        self._runs: dict[str, Lane] = {}
+        self._runs: dict[str, list[Lane]] = {}
         self._owners: dict[str, Owner] = {}
         self.put_off: dict[str, PutOffRows] = {}
         self.elsewhere: Callable[[], Iterable[DispatchableRun]] = tuple
 
     def __iter__(self) -> Iterator[Lane]:
-        return iter(self._runs.values())
+        return chain.from_iterable(self._runs.values())
 
     def get(self, run_id: str) -> Lane | None:
-        """Return the lane of a run."""
-        return self._runs.get(run_id)
+        """Return the lane of a run's own queue."""
+        lanes = self._runs.get(run_id)
+        return lanes[0] if lanes else None
+
+    def of(self, run_id: str) -> list[Lane]:
+        """Return the lanes of a run: that of its own queue, and those of its hosts, by number."""
+        return self._runs.get(run_id, [])
+
+    def empty_since(self, moment: float) -> list[str]:
+        """Return the runs whose queues have been empty since then, with no message in hand."""
+        return [
+            run_id
+            for run_id, lanes in self._runs.items()
+            if all(
+                lane.empty_since is not None and lane.empty_since <= moment and lane.only_waits
+                for lane in lanes
+            )
+        ]
+
+    def put_off_row(self, run_id: str, now: float, due: float, why: WaitReason | None) -> None:
+        """Note that a row of a run is left until `due`."""
+        self.put_off.setdefault(run_id, PutOffRows()).add(now, due, why)
+
+    def runs(self) -> Iterable[list[Lane]]:
+        """Return the lanes of each run."""
+        return self._runs.values()
+
+    def has_all(self, run: DispatchableRun) -> bool:
+        """Tell whether each queue of a run has an open lane."""
+        lanes = self._runs.get(run.run_id, [])
+        return len(lanes) > len(run.hosts) and not lanes[0].closed
 
     def open(self, run: DispatchableRun) -> Lane:
-        """Make or refresh the lane of a run that may have work, and poll it at once."""
-        lane = self._runs.get(run.run_id)
-        if lane is None:
+        """Make or refresh the lanes of a run that may have work, and poll them at once. Return that
+        of its own queue."""
+        lanes = self._runs.setdefault(run.run_id, [])
+        share = lanes[0].share if lanes else RunShare(run.max_inflight)
+        for number in range(len(lanes) - 1, len(run.hosts)):
+            queue = run_queue(run.run_id) if number < 0 else host_queue(run.run_id, number)
             lane = Lane(
-                queue=run_queue(run.run_id),
+                queue=queue,
                 run_id=run.run_id,
                 job_id=run.job_id,
                 limit=run.max_inflight,
                 priority=run.priority,
                 owner=self._owners.setdefault(run.caller, Owner(run.caller)),
+                share=share,
             )
-            self._runs[run.run_id] = lane
-        lane.closed = False
-        lane.poll_now()
-        return lane
+            lane.host = "" if number < 0 else run.hosts[number]
+            lane.politeness = run.politeness
+            lanes.append(lane)
+        for lane in lanes:
+            lane.closed = False
+            lane.poll_now()
+        return lanes[0]
 
-    def close(self, run_id: str) -> Lane | None:
-        """Receive no more for a run; return its lane, if there is one."""
-        lane = self._runs.get(run_id)
-        if lane is not None:
+    def close(self, run_id: str) -> list[Lane]:
+        """Receive no more for a run; return its lanes."""
+        lanes = self.of(run_id)
+        for lane in lanes:
             lane.closed = True
-        return lane
+        return lanes
 
-    def forget(self, lane: Lane) -> None:
-        """Remove a closed lane that has no message left."""
-        if self._runs.get(lane.run_id) is lane:
-            del self._runs[lane.run_id]
+    def forget(self, run_id: str) -> None:
+        """Remove the closed lanes of a run that have no message left."""
+        for lane in self._runs.pop(run_id, ()):
             lane.owner.remove(lane)
             if not lane.owner.lanes:
                 del self._owners[lane.owner.caller]
 
     def serving(self) -> list[str]:
-        """Return the runs that have an open lane."""
-        return [run_id for run_id, lane in self._runs.items() if not lane.closed]
+        """Return the runs that have open lanes."""
+        return [run_id for run_id, lanes in self._runs.items() if not lanes[0].closed]
 
     def missing_from(self, run_ids: Iterable[str]) -> list[str]:
-        """Return the runs that have an open lane and are not in `run_ids`."""
+        """Return the runs that have open lanes and are not in `run_ids`."""
         known = set(run_ids)
-        return [run for run, lane in self._runs.items() if not lane.closed and run not in known]
+        return [run for run in self.serving() if run not in known]

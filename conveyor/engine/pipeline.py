@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from conveyor.engine.hosts import Turn
 from conveyor.engine.lanes import Lane
 from conveyor.ports.handler import Held
 from conveyor.ports.queues import Delivery
@@ -27,7 +28,8 @@ class InHand:
     It was received, or tried again, at `since`; its work began at `began`. Its queue hides it for a
     visibility timeout from `hidden_at` on. `held` is its claim, and `permit` the name of its
     permit, once it has one. `tries` counts those that failed. `has_slot` is False while its slot is
-    free, though it is still in hand, and `is_kept` is True while its permit is, too.
+    free, though it is still in hand, and `is_kept` is True while its permit is, too. `turn` is that
+    at its host, where limits of hosts hold.
     """
 
     lane: Lane
@@ -40,6 +42,7 @@ class InHand:
     tries: int = 0
     has_slot: bool = True
     is_kept: bool = False
+    turn: Turn | None = None
 
 
 AHEAD_SPAN = 0.1
@@ -78,6 +81,39 @@ class Pace:
         while ends and ends[0] < oldest:
             ends.popleft()
         return len(ends)
+
+
+class Parking:
+    """Slots with nothing to do, woken one at a time, the one that waits longest first. `woken` of
+    them are on their way."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self._parked: deque[anyio.Event] = deque()
+
+    async def park(self) -> None:
+        """Wait to be woken."""
+        event = anyio.Event()
+        self._parked.append(event)
+        try:
+            await event.wait()
+        except BaseException:
+            if event in self._parked:
+                self._parked.remove(event)
+            raise
+        finally:
+            self.woken -= event.is_set()
+
+    def wake_one(self) -> None:
+        """Wake a slot, if one is parked."""
+        if self._parked:
+            self.woken += 1
+            self._parked.popleft().set()
+
+    def wake_all(self) -> None:
+        """Wake every slot that is parked."""
+        while self._parked:
+            self.wake_one()
 
 
 class Finisher:

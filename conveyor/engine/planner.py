@@ -7,14 +7,15 @@ slots count on the same permit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane, Lanes, Owner
+from conveyor.engine.pipeline import InHand
 from conveyor.engine.policy import Policy
-from conveyor.ports.queues import MAX_BATCH, Delivery
+from conveyor.ports.queues import MAX_BATCH
 
 Eligible = Callable[[Lane], bool]
 
@@ -28,8 +29,9 @@ class PickingRule(Protocol):
 
 
 class LeastInFlight:
-    """Pick the caller with the fewest messages in hand for its weight, and of its lanes again the
-    one with the fewest: a caller has one share, however many runs it has.
+    """Pick the caller with the fewest messages in hand for its weight, and of its runs again the
+    one with the fewest: a caller has one share, however many runs it has, and a run has one,
+    however many lanes.
 
     Among equals, pick the one that was picked longest ago, so that with more callers or runs than
     slots each still gets its turn.
@@ -42,24 +44,30 @@ class LeastInFlight:
         """Look at every lane, and ask `eligible` only of those that would be chosen, and of those
         of a caller whose runs differ in priority."""
         best: Lane | None = None
-        least = (0.0, 0, 0.0, 0)
+        least = (0.0, 0, 0.0, 0, 0)
         mixed: dict[Owner, float] = {}
         for lane in lanes:
-            owner = lane.owner
+            owner, share = lane.owner, lane.share
             weight = owner.weight
             if owner.is_mixed:
                 # An idle run of high priority must not lend its weight to another.
                 if owner not in mixed:
                     mixed[owner] = owner.weight_of_work(eligible)
                 weight = mixed[owner]
-            load = (owner.busy / weight, owner.turn, lane.busy / lane.weight, lane.turn)
+            load = (
+                owner.busy / weight,
+                owner.turn,
+                share.busy / lane.weight,
+                share.turn,
+                lane.turn,
+            )
             if best is not None and load > least:
                 continue
             if eligible(lane):
                 best, least = lane, load
         if best is not None:
             self._turns += 1
-            best.turn = best.owner.turn = self._turns
+            best.turn = best.share.turn = best.owner.turn = self._turns
         return best
 
 
@@ -87,6 +95,8 @@ CONTROL_SLOTS = 4
 """Control messages in work at a time. Handlers bound long ones to fewer."""
 PROBE_SHARE = 10
 """One slot in ten may wait on empty queues."""
+HOST_WAIT = 1.0
+"""Most seconds that a slot waits on the empty queue of a host, whose permit it has meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,8 @@ class Receive:
     """Ask a queue for `count` messages to start at once, and for `extra` ones for the buffer.
 
     `empties` is the lane's count at the time of planning; the receive may wait for `wait` seconds.
+    `starts` are those of the messages, where the lane is of one host; None if they are to be booked
+    first.
     """
 
     lane: Lane
@@ -101,16 +113,17 @@ class Receive:
     extra: int = 0
     wait: float = 0.0
     empties: int = 0
+    starts: Sequence[float] | None = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Work a message of the buffer, and refill the buffer beside the slots."""
+    """Work a message of the buffer, or one whose host has come free, and refill the buffer beside
+    the slots."""
 
     lane: Lane
-    delivery: Delivery
-    received_at: float
-    refill: Receive | None
+    message: InHand
+    refill: Receive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +168,12 @@ class Planner:
         """Return how many more messages may be in hand for the slots, if `ahead` may wait."""
         return self._slots + ahead - self._busy
 
-    def plan(self, now: float, ahead: int = 0, most: int | None = None) -> Plan | None:
+    def plan(
+        self, now: float, ahead: int = 0, most: int | None = None, *, starts: bool = True
+    ) -> Plan | None:
         """Return what an idle slot should do, or None if there is nothing. A plan for a run is
-        about at most `most` messages, and none for the buffer then.
+        about at most `most` messages, and none for the buffer then. Without `starts` nothing is
+        begun.
 
         As many as `ahead` messages may be in hand beyond the slots. Where some may, a receive asks
         for all that one operation claims, unless other lanes wait for their turn.
@@ -171,23 +187,16 @@ class Planner:
             free = min(free, most)
         if free <= 0:
             return None
-        policy = self._policy
 
         def eligible(lane: Lane) -> bool:
-            if lane.closed or lane.dropped:
-                return False
-            if lane.buffer and policy.may_start(lane, now):
-                return True
-            if lane.probing or now < lane.not_before:
-                return False
-            return policy.may_receive(lane, now) > 0 or policy.may_acquire(lane, free, now) > 0
+            return self._is_eligible(lane, free, now, starts=starts)
 
         lane = self._picking.pick(self._lanes, eligible)
         if lane is None:
             return None
-        if lane.buffer and policy.may_start(lane, now):
+        if starts and self._may_start(lane, now):
             return self._start(lane, now, refills=most is None)
-        count = min(free, policy.may_receive(lane, now))
+        count = min(free, self._may_receive(lane, now))
         if count > 0:
             alone = not lane.empties or all(
                 other.empties or not eligible(other) for other in self._lanes
@@ -196,16 +205,51 @@ class Planner:
                 count = min(count, self._polling.batch)
             count = min(count, self._most)
             return self._receive(lane, count, now, may_wait=alone, buffers=most is None)
-        return Acquire(lane, policy.may_acquire(lane, free, now))
+        return Acquire(lane, self._policy.may_acquire(lane, free, now))
+
+    def _is_eligible(self, lane: Lane, free: int, now: float, *, starts: bool) -> bool:
+        if lane.closed or lane.dropped or (lane.host and self._policy.is_out(lane, now)):
+            return False
+        if starts and self._may_start(lane, now):
+            return True
+        if self._may_receive(lane, now) > 0:
+            return True
+        rests = lane.probing or now < lane.not_before
+        if rests and not (starts and lane.turned):
+            return False
+        return self._policy.may_acquire(lane, free, now) > 0
+
+    def _may_receive(self, lane: Lane, now: float) -> int:
+        """Return how many messages may be asked of a lane, none while it rests."""
+        if lane.probing or now < lane.not_before:
+            return 0
+        return self._policy.may_receive(lane, now)
+
+    def _may_start(self, lane: Lane, now: float) -> bool:
+        """Tell whether a message that is here may take a slot."""
+        return bool(lane.buffer or lane.turned) and self._policy.may_start(lane, now)
+
+    def follow(self, plan: Acquire, now: float, most: int | None = None) -> Receive | None:
+        """Return the receive for which permits of a host were asked, if they came."""
+        lane = plan.lane
+        if not lane.host or lane.closed or lane.dropped:
+            return None
+        free = self.room(0) if most is None else min(self.room(0), most)
+        count = min(free, self._may_receive(lane, now), self._most)
+        if count <= 0:
+            return None
+        return self._receive(lane, count, now, may_wait=False, buffers=False)
 
     def received(self, plan: Receive, started: int) -> None:
         """End a receive: `started` of the messages it asked for will be started."""
         lane = plan.lane
         self.free(lane, plan.count - started)
+        if plan.starts:
+            self._policy.put_back(lane, plan.starts[started:])
         lane.refilling -= plan.extra
         if plan.count:
             lane.probing = False
-        if plan.wait and not lane.is_control:
+        if plan.wait and not (lane.is_control or lane.host):
             self._probes -= 1
 
     def free(self, lane: Lane, count: int) -> None:
@@ -232,6 +276,22 @@ class Planner:
         self._busy += 1
         lane.unsettled -= 1
 
+    def wait(self, lane: Lane) -> None:
+        """Note that a message in hand, with all permits, waits for its start without a slot."""
+        self._busy -= 1
+        lane.waiting += 1
+
+    def wait_no_more(self, lane: Lane) -> None:
+        """Note that such a message is to have a slot again, or is given up."""
+        self._busy += 1
+        lane.waiting -= 1
+
+    def set_aside(self, lane: Lane) -> None:
+        """Note that a message in hand waits for its host, with neither a slot nor a permit."""
+        self.free(lane, 1)
+        lane.kept += 1
+        lane.waiting += 1
+
     def keep(self, lane: Lane) -> None:
         """Note that a message whose slot is free needs no permit either, though it is in hand."""
         lane.busy -= 1
@@ -253,14 +313,19 @@ class Planner:
         return due
 
     def _start(self, lane: Lane, now: float, *, refills: bool) -> Start:
-        delivery, received_at = lane.buffer.popleft()
         self._book(lane, 1)
+        if lane.turned:
+            message = lane.turned.popleft()
+            message.is_kept = False
+            lane.kept -= 1
+            return Start(lane, message)
+        delivery, received_at = lane.buffer.popleft()
         refill = None
         batch = self._polling.batch
         if refills and self._policy.may_buffer(lane, 0, now) >= batch:
             refill = Receive(lane, 0, extra=batch, empties=lane.empties)
             lane.refilling += batch
-        return Start(lane, delivery, received_at, refill)
+        return Start(lane, InHand(lane, delivery, now, received_at), refill)
 
     def _receive(
         self, lane: Lane, count: int, now: float, *, may_wait: bool, buffers: bool
@@ -273,16 +338,20 @@ class Planner:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
-            return Receive(lane, count, extra=extra)
+            # A start would be lost to a queue that has a message and does not find it.
+            wait = min(self._polling.wait, HOST_WAIT) if lane.host else 0.0
+            starts = self._policy.take(lane, count)
+            return Receive(lane, count, extra=extra, wait=wait, starts=starts)
         wait = 0.0
         lane.probing = True
         probes = max(1, self._slots // PROBE_SHARE)
         if may_wait and (lane.is_control or self._probes < probes):
-            wait = self._polling.wait
-        if wait and not lane.is_control:
+            wait = min(self._polling.wait, HOST_WAIT) if lane.host else self._polling.wait
+        if wait and not (lane.is_control or lane.host):
             self._probes += 1
         self._book(lane, 1)
-        return Receive(lane, 1, wait=wait, empties=lane.empties)
+        starts = self._policy.take(lane, 1)
+        return Receive(lane, 1, wait=wait, empties=lane.empties, starts=starts)
 
     def _book(self, lane: Lane, count: int) -> None:
         lane.busy += count

@@ -6,7 +6,7 @@ permit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -62,6 +62,10 @@ class Policy(Protocol):
         """Permits in hand, over all lanes."""
         ...
 
+    def is_out(self, lane: Lane, now: float) -> bool:
+        """Return whether nothing can be done for the lane of one host, at a glance."""
+        ...
+
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return whether a message in the lane's buffer may start now."""
         ...
@@ -80,6 +84,20 @@ class Policy(Protocol):
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Ask the ledger for `count` permits. Raises ConveyorError if it does not answer."""
+        ...
+
+    def take(self, lane: Lane, count: int) -> Sequence[float] | None:
+        """Take the starts of `count` messages that are asked of the lane of one host; None if they
+        are to be booked first."""
+        ...
+
+    async def book(self, lane: Lane, count: int) -> Sequence[float]:
+        """Book up to `count` starts that were to be booked; return those for which messages may be
+        asked for now. Raises ConveyorError if the ledger does not answer."""
+        ...
+
+    def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
+        """Have starts again for which no message came."""
         ...
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
@@ -109,6 +127,11 @@ class Policy(Protocol):
 
     def state(self, lane: Lane, now: float) -> PermitState:
         """Tell how the permits of a lane stand, for people; this changes nothing."""
+        ...
+
+    def closed_until(self, lanes: Sequence[Lane], now: float) -> float | None:
+        """Return when the first host opens of those that keep the lanes of a run: None unless each
+        lane that is not empty is of a host that is closed."""
         ...
 
     async def leave(self, lane: Lane) -> None:

@@ -26,10 +26,13 @@ THROTTLED_FOR = 10.0
 """Seconds after a refusal for load for which a job counts as slowed down, whatever its ceiling."""
 SAME_INSTANT = 500
 """Milliseconds by which two instants may differ that were read off two clocks, and be the same."""
+MOST_HOSTS = 16
+"""Hosts of a run that a report tells of."""
 LAST_WORD = 2.0
 """Most seconds that the end of a worker waits for the removal of its report."""
 
-_ASKED = (WaitReason.HOST_RETRY_AFTER, WaitReason.RETRY_AFTER)
+_OF_HOSTS = (WaitReason.HOST_RETRY_AFTER, WaitReason.HOST_LIMIT)
+_ASKED = (*_OF_HOSTS, WaitReason.RETRY_AFTER)
 
 _log = logging.getLogger("conveyor.engine")
 
@@ -99,7 +102,7 @@ class WorkerReporter:
         """Look at all lanes and build a report of at most MOST_LANES and MOST_BYTES."""
         now, wall = self._clock.monotonic(), self._clock.now()
         away = self._outages.now()
-        lanes = [self._lane(lane, away, now, wall) for lane in self._dispatcher.lanes]
+        lanes = [self._run(of_run, away, now, wall) for of_run in self._dispatcher.lanes.runs()]
         seen = {lane.run_id for lane in lanes}
         put_off = self._dispatcher.lanes.put_off
         for run_id, rows in list(put_off.items()):
@@ -129,32 +132,40 @@ class WorkerReporter:
             stopping=self._dispatcher.is_stopping,
         )
 
-    def _lane(self, lane: Lane, away: Sequence[Outage], now: float, wall: int) -> LaneReport:
+    def _run(
+        self, lanes: Sequence[Lane], away: Sequence[Outage], now: float, wall: int
+    ) -> LaneReport:
+        """Tell of the lanes of one run together, that of its own queue first."""
+        lane = lanes[0]
         rows = self._dispatcher.lanes.put_off.get(lane.run_id)
         if rows is not None:
             rows.forget_due(now)
         permits = self._policy.state(lane, now)
+        waiting = sum(one.waiting for one in lanes if not one.host)
         seen = LaneReport(
             run_id=lane.run_id,
-            in_flight=max(0, lane.busy - lane.probing),
-            calling=len(lane.scopes),
-            buffered=len(lane.buffer),
+            in_flight=max(0, sum(one.busy - one.probing for one in lanes)),
+            calling=sum(len(one.scopes) for one in lanes),
+            buffered=waiting + sum(len(one.buffer) + len(one.turned) for one in lanes),
             permits=permits.permits,
             limit=lane.limit,
             ceiling=min(lane.limit, int(lane.ceiling)),
-            empty=lane.empties > 0,
+            empty=all(one.empties > 0 for one in lanes),
             caller_limit=permits.caller_limit,
+            hosts=_busiest(lanes),
         )
-        return self._told(seen, self._reason(lane, away, rows, now), rows, now, wall)
+        return self._told(seen, self._reason(lanes, away, rows, now), rows, now, wall)
 
     def _reason(
-        self, lane: Lane, away: Sequence[Outage], rows: PutOffRows | None, now: float
+        self, lanes: Sequence[Lane], away: Sequence[Outage], rows: PutOffRows | None, now: float
     ) -> _Reason | None:
         """Return the first reason of the list that keeps this worker from calling more."""
+        lane, only_wait = lanes[0], all(one.only_waits for one in lanes)
         if lane.closed or lane.dropped:
-            return _put_off(rows) if rows is not None and lane.only_waits else None
-        if lane.lost_since is not None:
-            return _Reason(RunWaitReason.QUEUE_LOST, lane.lost_since)
+            return _put_off(rows) if rows is not None and only_wait else None
+        lost = [one.lost_since for one in lanes if one.lost_since is not None]
+        if lost:
+            return _Reason(RunWaitReason.QUEUE_LOST, min(lost))
         permits = self._policy.state(lane, now)
         if permits.reason is RunWaitReason.PERMITS_CLOSED:
             return _Reason(permits.reason, until=permits.until)
@@ -165,8 +176,11 @@ class WorkerReporter:
                 return _Reason(reason, now - (self._clock.now() - outage.since) / 1_000)
         if _is_throttled(lane, rows, now):
             return _Reason(RunWaitReason.GATEWAY_THROTTLED)
-        if lane.empties:
-            return _put_off(rows) if rows is not None and lane.only_waits else None
+        closed = self._policy.closed_until(lanes, now)
+        if closed is not None and only_wait:
+            return _Reason(RunWaitReason.HOST_CLOSED, until=closed)
+        if all(one.empties for one in lanes):
+            return _put_off(rows) if rows is not None and only_wait else None
         if permits.reason is not None:
             return _Reason(permits.reason, until=permits.until)
         return _Reason(RunWaitReason.SLOTS) if self._dispatcher.is_full else None
@@ -196,6 +210,12 @@ class WorkerReporter:
         )
 
 
+def _busiest(lanes: Sequence[Lane]) -> dict[str, int]:
+    """Count the calls under way to the busiest hosts that have a lane."""
+    calls = Counter({lane.host: len(lane.scopes) for lane in lanes if lane.host and lane.scopes})
+    return dict(calls.most_common(MOST_HOSTS))
+
+
 def _is_throttled(lane: Lane, rows: PutOffRows | None, now: float) -> bool:
     """Tell whether the gateway's refusals keep a job below its limit."""
     if now - lane.throttled_at < THROTTLED_FOR:
@@ -211,7 +231,8 @@ def _put_off(rows: PutOffRows) -> _Reason | None:
     if not counts:
         return None
     reason = RunWaitReason.RETRY_BACKOFF
-    if counts[WaitReason.HOST_RETRY_AFTER] and counts.total() == sum(counts[one] for one in _ASKED):
+    of_hosts = any(counts[one] for one in _OF_HOSTS)
+    if of_hosts and counts.total() == sum(counts[one] for one in _ASKED):
         reason = RunWaitReason.HOST_CLOSED
     elif counts.total() == counts[None]:
         reason = RunWaitReason.CLAIMS_HELD
@@ -219,7 +240,10 @@ def _put_off(rows: PutOffRows) -> _Reason | None:
 
 
 def _bounded(whole: WorkerReport, lanes: list[LaneReport]) -> WorkerReport:
-    """Return the report with as many lanes as it may have, the idle ones left out first."""
+    """Return the report with as many lanes as it may have, the idle ones left out first; before
+    any, their hosts."""
+    if len(encode_report(msgspec.structs.replace(whole, lanes=tuple(lanes)))) > MOST_BYTES:
+        lanes = [msgspec.structs.replace(lane, hosts={}) for lane in lanes]
     lanes.sort(key=lambda lane: (lane.reason is None, lane.in_flight == 0, lane.run_id))
     room = MOST_LANES
     while True:

@@ -7,188 +7,30 @@ give its permits to others: that moment is the *fence*. Unless strict, it also k
 beyond its permits at hand, so that receives stay full and a free permit is used at once.
 
 A limit on the calls of a caller works alike: a message then needs a permit of its caller, too,
-which the same ledger keeps under a key of its own.
-
-`JobLease` holds one worker's permits of one job, or of one caller. It is pure: it has no clock and
-no ledger. All moments are monotonic seconds of this worker.
+which the same ledger keeps under a key of its own. So does one on the calls to a host, where its
+messages have a queue of their own; others take such a permit message by message.
 """
 
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Sequence
 from functools import partial
 
 import anyio
 
 from conveyor.aio.resilience import log_failure
-from conveyor.domain.backoff import Backoff
+from conveyor.domain.hosts import HostRule
 from conveyor.domain.run_waits import RunWaitReason
+from conveyor.engine.hosts import MOST_WAITING, HostPaces
 from conveyor.engine.lanes import Lane
+from conveyor.engine.leases import IDLE_AFTER, JobLease
 from conveyor.engine.policy import LeaseOptions, PermitState, Spawn
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
+from conveyor.ports.permits import LeaseRequest, LedgerState, Permits, usable_part
 from conveyor.ports.queues import Delivery
 
-FULL_BATCH = 10
-"""Least permits a worker in a job's fair share: one receive brings as many messages."""
-SETTLING_IN = 1.0
-"""Seconds in which workers that start together stay within their fair share."""
-IDLE_AFTER = 0.5
-REFUSAL_BASE = 0.2
-REFUSAL_CAP = 2.5
-REFUSAL_CAP_PER_WORKER = 0.8
-"""Seconds by which each worker lengthens the pause of all after a refusal: the more of them ask a
-full ledger, the more rarely each does."""
-WANT_FROM = 2 * FULL_BATCH
-"""Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
-SMALL_LIMIT_PATIENCE = 2.5
-"""The factor by which workers wait longer at limits below that, which refuse nearly all of them."""
-
 _log = logging.getLogger("conveyor.engine")
-
-
-class JobLease:
-    """One worker's permits of one job, or `of_caller` of all jobs of one, usable until the fence.
-
-    `renewed_at` is the moment *before* the latest call that the ledger granted. `calling` is True
-    during a call: there is never more than one. The ledger is closed until `closed_until`, and
-    `is_full` after it last refused for its limit. `dirty` means that the ledger counts more permits
-    than the worker holds. `surplus` permits are handed over as messages end.
-    """
-
-    __slots__ = (
-        "calling",
-        "chunk",
-        "closed_until",
-        "cool_until",
-        "dirty",
-        "first_seen",
-        "holders",
-        "idle_since",
-        "is_full",
-        "job_id",
-        "lanes",
-        "limit",
-        "lost",
-        "misses",
-        "of_caller",
-        "others_want",
-        "permits",
-        "renewed_at",
-        "retry_at",
-        "surplus",
-        "wants",
-    )
-
-    def __init__(self, job_id: str, limit: int, *, of_caller: bool = False) -> None:
-        self.job_id = job_id
-        self.limit = limit
-        self.of_caller = of_caller
-        self.lanes: list[Lane] = []
-        self.permits = 0
-        self.renewed_at = -math.inf
-        self.calling = False
-        self.dirty = False
-        self.lost = False
-        self.wants = False
-        self.retry_at = 0.0
-        self.cool_until = 0.0
-        self.closed_until = 0.0
-        self.misses = 0
-        self.is_full = False
-        self.chunk = FULL_BATCH
-        self.holders = 0
-        self.others_want = 0
-        self.first_seen = math.inf
-        self.surplus = 0
-        self.idle_since: float | None = None
-
-    @property
-    def busy(self) -> int:
-        """Messages that use a permit, or were asked for under one."""
-        if self.of_caller:
-            return self.lanes[0].owner.busy if self.lanes else 0
-        if len(self.lanes) == 1:
-            return self.lanes[0].busy
-        return sum(lane.busy for lane in self.lanes)
-
-    @property
-    def fair(self) -> int:
-        """The permits of each worker if all have the same number: a full batch at least."""
-        parties = self.holders + self.others_want + (0 if self.permits else 1)
-        return max(FULL_BATCH, math.ceil(self.limit / max(parties, 1)))
-
-    def growth(self, now: float) -> int:
-        """Return the most permits to ask for now: a growing block, and no more than is fair while
-        others want some or may be starting."""
-        if self.others_want or now < self.first_seen + SETTLING_IN < math.inf:
-            return max(0, min(self.chunk, self.fair - self.permits))
-        return self.chunk
-
-    def next_growth(self, now: float) -> float | None:
-        """Return when to ask again, if that is later than `now`."""
-        due = self.cool_until
-        if not self.others_want and self.first_seen < math.inf and not self.growth(now):
-            due = max(due, self.first_seen + SETTLING_IN)
-        return due if due > now else None
-
-    def observe(self, state: LedgerState, now: float) -> None:
-        """Learn from the ledger's answer how many workers share the job. Hand over half of what
-        exceeds the fair share if some of them want more."""
-        if self.first_seen == math.inf:
-            self.first_seen = now
-        self.closed_until = now + state.closed_for
-        self.holders = state.holders
-        self.others_want = state.wanting - (1 if self.wants else 0)
-        excess = self.permits - self.fair if self.others_want > 0 else 0
-        self.surplus = math.ceil(excess / 2) if excess > 0 else 0
-        if state.free > 0:
-            self.cool_until = min(self.cool_until, now)
-
-    def refused(self, now: float, jitter: float) -> None:
-        """Leave the full ledger alone for a while, longer with each refusal."""
-        workers = self.holders + self.others_want + (0 if self.permits else 1)
-        cap = max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * workers)
-        if self.limit < WANT_FROM:
-            cap *= SMALL_LIMIT_PATIENCE
-        self.misses += 1
-        self.is_full = now >= self.closed_until
-        self.cool_until = now + Backoff(REFUSAL_BASE, cap).spread(self.misses, jitter)
-
-    def served(self, slots: int) -> None:
-        """Ask for twice as many the next time, because the ledger granted all of them."""
-        self.misses = 0
-        self.is_full = False
-        self.chunk = min(slots, 2 * self.chunk)
-
-    def forfeit(self) -> None:
-        """Stop using all permits; the ledger takes them back by itself."""
-        self.permits = 0
-        self.surplus = 0
-        self.dirty = False
-        self.lost = False
-        self.idle_since = None
-
-    def shed_idle(self, now: float, *, keep: int, after: float) -> None:
-        """Drop permits that were idle for `after` seconds; keep `keep` of them, used or not."""
-        idle = self.permits - max(self.busy, keep)
-        if idle <= 0 or any(lane.buffer or lane.refilling for lane in self.lanes):
-            self.idle_since = None
-            return
-        if self.idle_since is None:
-            self.idle_since = now
-        if now - self.idle_since >= after:
-            self.permits -= idle
-            self.idle_since = None
-            self.dirty = True
-
-    def hand_over(self) -> None:
-        """Pass the permit of a message that has ended to other workers, if it is due to them."""
-        if self.surplus > 0 and self.permits > 0:
-            self.surplus -= 1
-            self.permits -= 1
-            self.dirty = True
 
 
 BUFFER = 12
@@ -196,20 +38,15 @@ BUFFER_SECONDS = 3.0
 """Seconds of this worker's own work that a buffer may hold at most."""
 CALLER_KEY = "caller:"
 """Begins the name of a caller's permits in the ledger, where those of jobs have their ids."""
-FENCE_SHARE = 0.1
-"""Last part of a lease in which its permits are not used, because the clocks of worker and ledger
-may run at different rates."""
-FENCE_LEAST = 1.0
-"""Least seconds of that part, however short the lease: the worker looks at the fence a few times a
-second, and is late at times."""
 RETRY_PAUSE = 0.25
 """Seconds after which a failed renewal is tried again: often enough to reach a ledger before the
 fence after it was away for half a lease."""
 
 
 class ReservePolicy:
-    """Hold this worker's permits, one `JobLease` a job, and one a caller if callers have a limit;
-    `strict` keeps no buffer."""
+    """Hold this worker's permits, one `JobLease` a job, one a caller if callers have a limit, and
+    one a host under a limit; `strict` keeps no buffer. Without `hosts`, no limits of hosts are
+    kept."""
 
     def __init__(
         self,
@@ -223,7 +60,7 @@ class ReservePolicy:
         self._clock = clock
         self._holder = options.holder
         self._lease_seconds = options.lease
-        self._usable = options.lease - max(FENCE_SHARE * options.lease, FENCE_LEAST)
+        self._usable = usable_part(options.lease)
         self._heartbeat = options.heartbeat
         self._slots = options.slots
         self._batch = options.batch
@@ -234,31 +71,49 @@ class ReservePolicy:
         # One number for all leases: the ledger remembers it for longer than a lease may live here.
         self._sequence = 0
         self.draining = False
+        self.hosts: HostPaces | None = None
 
     @property
     def held(self) -> int:
         """Permits in hand, over all jobs."""
-        return sum(lease.permits for lease in self._leases.values() if not lease.of_caller)
+        leases = self._leases.values()
+        return sum(lease.permits for lease in leases if not (lease.of_caller or lease.of_host))
+
+    def is_out(self, lane: Lane, now: float) -> bool:
+        """Return True if a lane of one host has no permit of it to spare, and can get none now."""
+        for lease in self._by_lane.get(lane, ()):
+            if lease.of_host and lease.is_out(now) and lease.spare <= 0:
+                return True
+        return False
 
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return True if a permit is idle and still usable."""
-        for lease in self._leases_of(lane):
-            if lease.permits <= lease.busy or not self._usable_at(lease, now):
-                return False
+        if not all(self.has_spare(lease, now) for lease in self._leases_of(lane)):
+            return False
         return lane.room > 0
 
     def may_receive(self, lane: Lane, now: float) -> int:
-        """Return the idle permits, within the room that the job's limit leaves."""
+        """Return the idle permits, within the room that the job's limit leaves; of a lane of one
+        host no more than there are starts, or than can be booked."""
         most = lane.room
         for lease in self._leases_of(lane):
             if not self._usable_at(lease, now):
                 return 0
-            most = min(most, lease.permits - lease.busy)
+            # Messages in hand that knock at a host go before those that are asked for.
+            most = min(most, lease.spare - lease.knocking)
+        if self.hosts is not None and most > 0:
+            if lane.host:
+                most = self.hosts.askable(lane, most, now)
+            elif lane.waiting >= MOST_WAITING:
+                return 0
         return max(0, most)
 
     def may_buffer(self, lane: Lane, asked: int, now: float) -> int:
         """Return what fills the buffer up, while the queue gives all that it is asked for."""
         if not self._buffer or lane.empties or now < lane.calm_until or not lane.task_seconds:
+            return 0
+        if self.hosts is not None and (lane.host or self.hosts.hold(lane)):
+            # A message beyond the permits might wait for its host, not for the next permit.
             return 0
         worth = min(self._buffer, int(BUFFER_SECONDS * lane.busy / lane.task_seconds))
         return max(0, min(worth - len(lane.buffer) - lane.refilling, self._batch - asked))
@@ -267,6 +122,8 @@ class ReservePolicy:
         """Return how many more permits free slots could use, in growing blocks."""
         # The permits of what is being settled will soon be idle: ask for none in their place.
         most = min(free - lane.unsettled, lane.room)
+        if lane.host and self.hosts is not None and self.hosts.is_closed(lane, now):
+            return 0
         lacking = self._lacking(lane, now)
         for lease in lacking:
             if lease.calling or now < lease.cool_until:
@@ -276,11 +133,7 @@ class ReservePolicy:
 
     def _lacking(self, lane: Lane, now: float) -> list[JobLease]:
         """Return the leases that have no permit to spare for a lane, the job's first."""
-        return [
-            lease
-            for lease in self._leases_of(lane)
-            if lease.permits <= lease.busy or not self._usable_at(lease, now)
-        ]
+        return [lease for lease in self._leases_of(lane) if not self.has_spare(lease, now)]
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Ask for `count` permits of each kind that lacks; stop at the first that is refused."""
@@ -303,13 +156,30 @@ class ReservePolicy:
                 if state.granted:
                     # Permits are being freed at this moment: ask again soon.
                     lease.misses = 0
-            elif lease.permits == 0 and lease.limit >= WANT_FROM and not lease.wants:
+            elif lease.permits == 0 and lease.may_want and not lease.wants:
                 lease.wants = True
                 await self._hold(lease, 0)
             lease.refused(self._clock.monotonic(), self._clock.random())
             return state.granted
         finally:
             lease.calling = False
+
+    def take(self, lane: Lane, count: int) -> Sequence[float] | None:
+        """Take starts out of the hand, where the lane is of one host."""
+        return self.hosts.take(lane, count) if lane.host and self.hosts is not None else ()
+
+    async def book(self, lane: Lane, count: int) -> Sequence[float]:
+        """Book starts, and heed the ceiling of the host."""
+        assert self.hosts is not None
+        starts = await self.hosts.fill(lane, count)
+        for lease in self.lane_leases(lane):
+            lease.ceiling = self.hosts.ceiling(lane)
+        return starts
+
+    def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
+        """Have starts in hand again."""
+        if starts and self.hosts is not None:
+            self.hosts.put_back(lane, starts)
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Return the permit, which is in hand unless it was lost since the message was asked
@@ -322,8 +192,9 @@ class ReservePolicy:
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Keep the permit for the next message, or hand it to a worker that has fewer."""
+        now = self._clock.monotonic()
         for lease in self._leases_of(lane):
-            lease.hand_over()
+            lease.hand_over(now)
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Give a message whose permit was lost back at once."""
@@ -331,34 +202,55 @@ class ReservePolicy:
 
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Return when the ledger may be asked again."""
-        leases = self._lacking(lane, now) or self._leases_of(lane)
+        if lane.host and self.is_out(lane, now):
+            of_host = self.lane_leases(lane)
+            full = any(lease.permits >= lease.limit for lease in of_host)
+            cool = max(lease.cool_until for lease in of_host)
+            return None if full or cool <= now else cool
+        lacking = self._lacking(lane, now)
+        if not lacking and lane.host and self.hosts is not None:
+            return self.hosts.next_due(lane, now)
+        leases = lacking or self._leases_of(lane)
         return max(filter(None, (lease.next_growth(now) for lease in leases)), default=None)
 
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
         """Renew what is due and give idle permits back; return the lanes whose permits are lost."""
         fenced: list[Lane] = []
+        if self.hosts is not None:
+            for lane in self.hosts.rematch(now):
+                self._match(lane)
         for lease in list(self._leases.values()):
             if lease.lost or (lease.permits and not self._usable_at(lease, now)):
                 lease.forfeit()
                 fenced += lease.lanes
-            keep = 1 if any(not lane.closed for lane in lease.lanes) else 0
             if self.draining:
                 lease.shed_idle(now, keep=0, after=0.0)
             else:
-                lease.shed_idle(now, keep=keep, after=IDLE_AFTER)
+                lease.shed_idle(now, keep=self._kept(lease, now), after=IDLE_AFTER)
             if not lease.calling and self._is_due(lease, now):
                 lease.calling = True
                 spawn(partial(self._renew, lease))
             elif self._is_over(lease, now):
-                del self._leases[lease.job_id]
+                del self._leases[lease.job_id + lease.suffix]
         return list(dict.fromkeys(fenced))
+
+    def _kept(self, lease: JobLease, now: float) -> int:
+        """Return how many permits to keep though they are idle: one of a job with open lanes; of a
+        host, which others may want, only those for starts in hand."""
+        if not any(not lane.closed for lane in lease.lanes):
+            return 0
+        if not lease.of_host:
+            return 1
+        hosts = self.hosts
+        has_starts = hosts is not None and any(hosts.has_starts(lane) for lane in lease.lanes)
+        return lease.permits if has_starts else 0
 
     def state(self, lane: Lane, now: float) -> PermitState:
         """Tell of a ledger that is closed, or refused the last time that it was asked for more."""
         leases = self._by_lane.get(lane, ())
         permits = leases[0].permits if leases else 0
         for lease in leases:
-            if lease.permits > lease.busy:
+            if lease.of_host or lease.permits > lease.busy:
                 continue
             if now < lease.closed_until:
                 return PermitState(permits, RunWaitReason.PERMITS_CLOSED, lease.closed_until)
@@ -368,16 +260,28 @@ class ReservePolicy:
                 return PermitState(permits, RunWaitReason.MAX_INFLIGHT, caller_limit=of_caller)
         return PermitState(permits)
 
+    def closed_until(self, lanes: Sequence[Lane], now: float) -> float | None:
+        """Return when the first host opens, if all hosts with messages are closed."""
+        hosts = self.hosts
+        full = [lane for lane in lanes if not lane.empties]
+        if hosts is None or not full:
+            return None
+        if not all(lane.host and hosts.is_closed(lane, now) for lane in full):
+            return None
+        return min(hosts.closed_until(lane) for lane in full)
+
     async def leave(self, lane: Lane) -> None:
         """Give back what no message of the job uses; forget the lane once it is idle."""
         leases = self._leases_of(lane)
         if lane.idle:
             del self._by_lane[lane]
+            if self.hosts is not None:
+                self.hosts.forget(lane)
         for lease in leases:
             if not any(not other.closed for other in lease.lanes):
                 lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
             if lane.idle and lane in lease.lanes:
-                lease.lanes.remove(lane)
+                lease.remove(lane)
                 if not lease.lanes and lease.wants:
                     lease.wants = False
                     lease.dirty = True
@@ -398,23 +302,98 @@ class ReservePolicy:
         lease.permits = 0
         await self._renew(lease)
 
+    # -- hosts --
+
+    def guest_leases(self, rules: Sequence[HostRule]) -> tuple[JobLease, ...]:
+        """Return the leases of the rules that limit the calls in flight to a host.
+
+        Jobs of one caller may have different limits under one key: each limit has a lease, and a
+        holder, of its own, so that calls under a low one wait until fewer are in flight in all.
+        """
+        leases = []
+        for rule in rules:
+            if rule.limit:
+                suffix = f"/{rule.limit}" if rule.caller else ""
+                lease = self._lease(rule.key, rule.limit, of_host=True, suffix=suffix)
+                lease.limit = rule.limit
+                leases.append(lease)
+        return tuple(leases)
+
+    def lane_leases(self, lane: Lane) -> tuple[JobLease, ...]:
+        """Return the leases of the host of a lane."""
+        return tuple(lease for lease in self._leases_of(lane) if lease.of_host)
+
+    def has_spare(self, lease: JobLease, now: float) -> bool:
+        """Tell whether a permit is idle and usable."""
+        return lease.spare > 0 and self._usable_at(lease, now)
+
+    def is_kept(self, lease: JobLease, now: float) -> bool:
+        """Tell whether there is a usable permit for each message that uses one."""
+        return lease.busy <= lease.permits and self._usable_at(lease, now)
+
+    async def knock(self, lease: JobLease) -> None:
+        """Ask the ledger for one more permit, unless that is asked for or was just refused."""
+        if not lease.calling and self._clock.monotonic() >= lease.cool_until:
+            await self._acquired(lease, 1)
+
+    async def give_back(self, lease: JobLease) -> None:
+        """Give an idle permit of a host back, unless somebody here may use it."""
+        lease.hand_over(self._clock.monotonic())
+        if not (lease.knocking or lease.lanes):
+            lease.wants = False
+            lease.shed_idle(self._clock.monotonic(), keep=0, after=0.0)
+        if lease.dirty and not lease.calling:
+            lease.calling = True
+            await self._renew(lease)
+
+    def _match(self, lane: Lane) -> None:
+        """Bring the leases of a lane of one host in line with the rules, which may have changed."""
+        before = self._by_lane.get(lane)
+        if before is None:
+            return
+        leases = self._leases_for(lane)
+        for lease in before:
+            if lease not in leases:
+                lease.remove(lane)
+        for lease in leases:
+            if lease not in before:
+                lease.add(lane)
+        self._by_lane[lane] = leases
+
+    # -- leases --
+
     def _leases_of(self, lane: Lane) -> tuple[JobLease, ...]:
-        """Return the lease of a lane's job, and of its caller, if that has a limit."""
+        """Return the lease of a lane's job, that of its caller, if that has a limit, and those of
+        its host."""
         leases = self._by_lane.get(lane)
         if leases is None:
-            leases = (self._lease(lane.job_id, lane.limit),)
-            caller = lane.owner.caller
-            if self._caller_limit and caller:
-                leases += (self._lease(CALLER_KEY + caller, self._caller_limit, of_caller=True),)
+            leases = self._by_lane[lane] = self._leases_for(lane)
             for lease in leases:
-                lease.lanes.append(lane)
-            self._by_lane[lane] = leases
+                lease.add(lane)
         return leases
 
-    def _lease(self, key: str, limit: int, *, of_caller: bool = False) -> JobLease:
-        lease = self._leases.get(key)
+    def _leases_for(self, lane: Lane) -> tuple[JobLease, ...]:
+        leases: tuple[JobLease, ...] = (self._lease(lane.job_id, lane.limit),)
+        caller = lane.owner.caller
+        if self._caller_limit and caller:
+            leases += (self._lease(CALLER_KEY + caller, self._caller_limit, of_caller=True),)
+        if lane.host and self.hosts is not None:
+            leases += self.guest_leases(self.hosts.rules_of(lane))
+        return leases
+
+    def _lease(
+        self,
+        key: str,
+        limit: int,
+        *,
+        of_caller: bool = False,
+        of_host: bool = False,
+        suffix: str = "",
+    ) -> JobLease:
+        lease = self._leases.get(key + suffix)
         if lease is None:
-            lease = self._leases[key] = JobLease(key, limit, of_caller=of_caller)
+            lease = JobLease(key, limit, of_caller=of_caller, of_host=of_host, suffix=suffix)
+            self._leases[key + suffix] = lease
         return lease
 
     def _usable_at(self, lease: JobLease, now: float) -> bool:
@@ -424,7 +403,8 @@ class ReservePolicy:
         """Return True if nothing of a lease is left, here or (as far as this worker knows) in the
         ledger."""
         in_step = not lease.dirty or now > lease.renewed_at + self._lease_seconds
-        return in_step and not (lease.lanes or lease.permits or lease.calling)
+        in_use = lease.lanes or lease.permits or lease.calling or lease.guests or lease.knocking
+        return in_step and not in_use
 
     def _is_due(self, lease: JobLease, now: float) -> bool:
         if now < lease.retry_at:
@@ -456,13 +436,13 @@ class ReservePolicy:
         state = await self._ledger.acquire_or_renew(
             LeaseRequest(
                 job_id=lease.job_id,
-                holder=self._holder,
+                holder=self._holder + lease.suffix,
                 count=count,
                 before=before,
                 sequence=self._sequence,
                 wants=lease.wants,
             ),
-            limit=lease.limit,
+            limit=min(lease.limit, lease.ceiling or lease.limit),
             lease=self._lease_seconds,
         )
         if state.granted:

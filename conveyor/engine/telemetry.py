@@ -33,7 +33,7 @@ from conveyor.aio.log_output import lost_lines
 from conveyor.domain.histogram import CALL, STORE, WAIT, Histogram
 from conveyor.engine.lanes import Lanes
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import run_queue
+from conveyor.ports.queues import run_queues
 from conveyor.ports.workers import FleetPause
 
 MOST = 1_000
@@ -76,7 +76,8 @@ class Backlog:
         Raises the first error of a queue, and asks no further ones.
         """
         polled = [lane.queue for lane in self._lanes if not (lane.closed or lane.dropped)]
-        elsewhere = [run_queue(run.run_id) for run in self._lanes.elsewhere()]
+        others = self._lanes.elsewhere()
+        elsewhere = [queue for run in others for queue in run_queues(run.run_id, run.hosts)]
         fresh = dict.fromkeys([self._lanes.control.queue, *polled, *elsewhere])
         known = {queue: count for queue, count in self._counts.items() if queue in fresh}
         self._counts = known
@@ -92,7 +93,8 @@ class Backlog:
             return 0
         queues = {lane.queue: (lane.job_id, lane.limit) for lane in self._lanes}
         for run in self._lanes.elsewhere():
-            queues[run_queue(run.run_id)] = run.job_id, run.max_inflight
+            for queue in run_queues(run.run_id, run.hosts):
+                queues[queue] = run.job_id, run.max_inflight
         waiting: Counter[str] = Counter()
         limits: dict[str, int] = {}
         for queue, (job_id, limit) in queues.items():

@@ -9,11 +9,11 @@ import msgspec
 from conveyor.gateway.decode import read_content
 from conveyor.gateway.headers import (
     HttpAnswer,
+    asked_pause,
     content_type,
     custom_headers,
     is_allowed,
     merged,
-    retry_after,
     without,
 )
 from conveyor.gateway.http_client import (
@@ -34,7 +34,7 @@ from conveyor.gateway.problems import (
 )
 from conveyor.gateway.targets import Target, is_public, parse_target, redirected
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Shared, Success
+from conveyor.ports.gateway import HostRefusal, ScrapeFailed, ScrapeRequest, Shared, Success
 from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.resolver import Lookup
@@ -54,13 +54,20 @@ class _Hop(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     body: bytes | None
 
+    @property
+    def is_private(self) -> bool:
+        """Tell whether the request bears a field that is its caller's."""
+        return without(self.headers, "content-type") != DEFAULT_HEADERS
+
 
 @dataclass(slots=True)
 class _Tally:
-    """The requests that went out in one scrape, and the pause that the last host has since."""
+    """The requests that went out in one scrape, and the refusal of the last host, with the pause
+    that it has since."""
 
     sent: int = 0
     pause: float = 0.0
+    refusal: HostRefusal | None = None
 
 
 MOST_PAUSED_HOSTS = 4_096
@@ -154,9 +161,10 @@ class DirectGateway:
             answer = await self._follow(request, tally)
             try:
                 if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
-                    pause = max(tally.pause, self._asked(answer))
+                    pause = max(tally.pause, self._asked(answer) or 0.0)
                     failed = target_verdict(answer.status, retry_after=pause)
                     failed.headers = answer.headers
+                    failed.refusal = tally.refusal
                     raise failed
                 content = await read_content(answer, request.max_bytes)
             except BaseException:
@@ -171,14 +179,15 @@ class DirectGateway:
             sent=tally.sent,
             status=answer.status,
             headers=answer.headers,
+            refusal=tally.refusal,
         )
 
-    def _asked(self, answer: HttpAnswer) -> float:
-        """Return the seconds of pause that an answer asks for."""
+    def _asked(self, answer: HttpAnswer) -> float | None:
+        """Return the seconds of pause that an answer asks for, None if it asks for none."""
         after = answer.headers.get("Retry-After", "")
         if not after:
-            return 0.0
-        return retry_after(after, now=self._clock.now(), cap=self._retry_after_cap)
+            return None
+        return asked_pause(after, now=self._clock.now(), cap=self._retry_after_cap)
 
     async def _follow(self, request: ScrapeRequest, tally: _Tally) -> HttpAnswer:
         hop = _first_hop(request)
@@ -191,6 +200,8 @@ class DirectGateway:
                 raise too_many_redirects()
             followed += 1
             hop = _next_hop(hop, answer.status, location)
+            if request.guard is not None:
+                await request.guard(hop.target.url)
             answer = await self._send(hop, deadline - self._clock.monotonic(), tally)
         return answer
 
@@ -217,9 +228,17 @@ class DirectGateway:
         tally.sent += answer.sent
         self._streak.heard(host, url)
         if answer.status in _ASK_FOR_PAUSES:
-            self._pauses.begin(hop.target, self._asked(answer))
-            tally.pause = self._pauses.left(hop.target)
+            self._refused(hop, answer, tally)
         return answer
+
+    def _refused(self, hop: _Hop, answer: HttpAnswer, tally: _Tally) -> None:
+        """Take in that a host answers 429 or 503."""
+        asked = self._asked(answer)
+        self._pauses.begin(hop.target, asked or 0.0)
+        tally.pause = self._pauses.left(hop.target)
+        if asked is not None or answer.status == 429:
+            name, port = _host(hop.target)
+            tally.refusal = HostRefusal(f"{name}:{port}", asked, hop.is_private)
 
     async def _unfetched(self, error: TransportError, host: str) -> ScrapeFailed:
         """Return the verdict on a request without an answer. A host that refuses, and a name that

@@ -72,6 +72,12 @@ MOST_READ = 64
 
 def retry_after(text: str, *, now: int, cap: float) -> float:
     """Return the seconds to wait by a Retry-After field, from 0 to `cap`; 0 if it is missing or
+    invalid. `now` is in milliseconds."""
+    return asked_pause(text, now=now, cap=cap) or 0.0
+
+
+def asked_pause(text: str, *, now: int, cap: float) -> float | None:
+    """Return the seconds to wait by a Retry-After field, from 0 to `cap`; None if it is missing or
     invalid.
 
     The field may hold seconds, with any number of digits, or an HTTP date. `now` is in
@@ -79,19 +85,19 @@ def retry_after(text: str, *, now: int, cap: float) -> float:
     """
     text = text.strip()
     if not text.isascii():
-        return 0.0
+        return None
     if text.isdecimal():
         digits = text.lstrip("0")
         return min(float(digits or "0"), cap) if len(digits) <= MOST_READ else cap
     if len(text) > MOST_READ:
-        return 0.0
+        return None
     try:
         moment = parsedate_to_datetime(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         seconds = moment.timestamp() - now / 1_000
     except (ValueError, OverflowError):
-        return 0.0
+        return None
     return min(max(seconds, 0.0), cap)
 
 

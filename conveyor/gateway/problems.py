@@ -167,6 +167,13 @@ def host_pause(seconds: float) -> Postponed:
     return Postponed(problem, failure, retry_after=seconds, waiting=reason)
 
 
+def host_delay(seconds: float) -> Postponed:
+    """Return the verdict on a call to a host that wants time between calls."""
+    failure = TaskFailure.RATE_LIMITED
+    problem = Problem(failure.value, "the host asked for a delay between calls", 429)
+    return Postponed(problem, failure, retry_after=seconds, waiting=WaitReason.HOST_LIMIT)
+
+
 def _target_failure(status: int) -> tuple[TaskFailure, bool]:
     if status in (401, 403, 451):
         return TaskFailure.BLOCKED, False

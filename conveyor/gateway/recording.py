@@ -293,6 +293,7 @@ def _refusal(failed: ScrapeFailed) -> RecordedFailure:
         is_absent=absence is not None,
         shared=None if absence is None else absence.shared,
         waiting=failed.waiting if isinstance(failed, Postponed) else None,
+        host=failed.refusal,
     )
 
 
@@ -384,7 +385,7 @@ def _failure(exchange: Exchange, told: RecordedFailure) -> ScrapeFailed:
             spend=exchange.spend,
         )
         failed.absence = Absence(told.shared) if told.is_absent else None
-    failed.sent = exchange.sent
+    failed.sent, failed.refusal = exchange.sent, told.host
     return failed
 
 

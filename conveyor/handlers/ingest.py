@@ -8,7 +8,7 @@ written only if they are absent, and the checkpoint moves with them.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 import anyio.lowlevel
 import msgspec
@@ -31,6 +31,7 @@ from conveyor.ports.queues import (
     TemplateMessage,
 )
 from conveyor.records.blob_keys import staged_key, staged_prefix, template_key
+from conveyor.records.task_sending import TaskSender
 
 STRETCH = 250
 """Indexes whose rows are written in one step: a rerun copies as many, and a line of a staged chunk
@@ -60,12 +61,14 @@ class IngestHandler:
         blobs: Blobs,
         queues: Queues,
         signals: Signals,
+        sender: TaskSender,
     ) -> None:
         self._clock = clock
         self._ingestion = ingestion
         self._blobs = blobs
         self._queues = queues
         self._signals = signals
+        self._sender = sender
 
     async def handle(self, delivery: Delivery, _throttled: Throttled) -> Outcome:
         """Go on from the checkpoint to the end, then latch."""
@@ -156,21 +159,33 @@ class IngestHandler:
             raise IngestFailed("a part of the staged list is missing")
         index = first
         async for line in _lines(pieces):
-            rows, references = _read_line(line, index, state)
+            rows, references, urls = _read_line(line, index, state)
             index += rows.count
             if index <= _resumed(state.ingest):
                 continue
             if not await self._ingestion.write_rows(state.run_id, rows, now=self._clock.now()):
                 return False
-            await self._announce(state, references)
+            await self._announce(state, references, urls)
         if index != end:
             raise IngestFailed("a part of the staged list is damaged")
         return True
 
-    async def _announce(self, state: Ingesting, references: Sequence[tuple[int, str]]) -> None:
+    async def _announce(
+        self,
+        state: Ingesting,
+        references: Sequence[tuple[int, str]],
+        urls: Iterable[str] | None = None,
+    ) -> None:
         """Enqueue tasks, to be worked while later ones are still being written."""
         if references:
-            await self._queues.send_tasks(state.job_id, state.run_id, references)
+            await self._sender.send(
+                state.job_id,
+                state.run_id,
+                references,
+                politeness=state.politeness,
+                urls=urls,
+                rows=state.ingest.end,
+            )
             self._signals.run_changed(state.run_id)
         await anyio.lowlevel.checkpoint()
 
@@ -214,9 +229,20 @@ def _chunk_key(state: Ingesting, first_index: int) -> str:
     return staged_key(state.job_id, state.run_id, first_index)
 
 
+class _Url(msgspec.Struct):
+    """The URL of a task, of all that its spec says."""
+
+    url: str
+
+
+_url = msgspec.json.Decoder(_Url)
+
+
 def _read_line(
     line: bytes, first_index: int, state: Ingesting
-) -> tuple[StagedRows, list[tuple[int, str]]]:
+) -> tuple[StagedRows, list[tuple[int, str]], Iterator[str]]:
+    """Read one line; return its rows, the references to them, and their URLs, which are decoded
+    only for somebody who asks."""
     try:
         pairs = _pairs.decode(line)
     except msgspec.DecodeError:
@@ -227,4 +253,5 @@ def _read_line(
         pairs = [(task_id, spec) for task_id, (_, spec) in zip(task_ids, pairs, strict=True)]
         line = _encode(pairs)
     references = [(first_index + offset, pair[0]) for offset, pair in enumerate(pairs)]
-    return StagedRows(first_index, len(pairs), line), references
+    urls = (_url.decode(spec).url for _, spec in pairs)
+    return StagedRows(first_index, len(pairs), line), references, urls

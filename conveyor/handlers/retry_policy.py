@@ -1,4 +1,5 @@
-"""Decide what a failed scrape means for its task: a retry, a failure, or the end of its run."""
+"""Decide what a failed scrape means for its task: a retry, a failure, or the end of its run; and
+describe attempts."""
 
 from __future__ import annotations
 
@@ -15,11 +16,21 @@ from conveyor.domain.model import (
     TaskFailure,
     WaitReason,
 )
-from conveyor.domain.task_rules import Deferred, Failed, Retry
+from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
+from conveyor.domain.text_rules import shorten
+from conveyor.domain.urls import host_of
 from conveyor.ports.blobs import BodyRefused, NoRoom
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Postponed, ScrapeFailed, Success
 
+_OUTCOMES = {
+    Succeeded: "successful",
+    Failed: "failed",
+    Retry: "retry",
+    Deferred: "deferred",
+    Released: "released",
+}
+"""The outcome in the trace of an attempt, by the kind of its settlement."""
 RECORDED = 32
 """Receives of a task whose refusals for load go into its history: a refusal that lasts for a day
 would make the row outgrow every store."""
@@ -44,7 +55,8 @@ class RetryPolicy:
         """Decide what a scrape without a body means for its task.
 
         An attempt that counts is the last one if the job allows no more. One that does not count (a
-        gateway's 429, a call that is postponed, something shared that is away) is bounded by a
+        gateway's 429, a host's where a policy holds, a call that is postponed, something shared
+        that is away) is bounded by a
         deadline instead, from the first of them in a row. There may be hundreds of these until
         then: those of later receives are not recorded, unless they cost something, nor are those
         that sent nothing.
@@ -68,12 +80,13 @@ class RetryPolicy:
             return _put_off(event, *self._put_off_until(failure, now), since, receives)
         if is_late:
             return Failed(event, failure.problem, TaskFailure.RATE_LIMITED)
+        delay, waiting = self._refused_for(failure, receives)
         return Retry(
             event,
-            now + int(self._delay(failure, receives) * 1000),
+            now + int(delay * 1000),
             burns_attempt=False,
             recorded=receives <= RECORDED or event.spend != Spend(),
-            waiting=WaitReason.LOAD_REFUSAL,
+            waiting=waiting,
             since=since,
         )
 
@@ -84,6 +97,13 @@ class RetryPolicy:
         if self._is_late(_waits_since(failure, task, now), now):
             return None
         return self._delay(failure, call)
+
+    def _refused_for(self, failure: ScrapeFailed, receives: int) -> tuple[float, WaitReason]:
+        """Return the seconds until a task is due that was refused without an attempt, and why. A
+        host that says for how long is closed to all its tasks, and needs no backoff of this one."""
+        if failure.refusal is not None and failure.refusal.seconds is not None:
+            return failure.retry_after, WaitReason.RETRY_AFTER
+        return self._delay(failure, receives), WaitReason.LOAD_REFUSAL
 
     def _put_off_until(self, failure: ScrapeFailed, now: int) -> tuple[int, WaitReason]:
         """Return when a call that was not made, or met an outage, is due, and why not before."""
@@ -150,6 +170,33 @@ def unreadable_key() -> ScrapeFailed:
         detail="the job's API key was sealed with a secret that is no longer known",
     )
     return ScrapeFailed(problem, TaskFailure.AUTH_FAILED)
+
+
+def last_attempt(settlement: Settlement | None) -> tuple[Event | None, str | None]:
+    """Return the last attempt at a task that ended, and why the task failed, if it did."""
+    if isinstance(settlement, Succeeded):
+        return settlement.event, None
+    if isinstance(settlement, Failed):
+        return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
+    return None, "interrupted"
+
+
+def trace_attributes(job_id: str, task: Task, settlement: Settlement) -> dict[str, str | int]:
+    """Describe an attempt that has been settled: ids, the verdict, the host, sizes."""
+    attributes: dict[str, str | int] = {
+        "job_id": job_id,
+        "run_id": task.run_id,
+        "task_id": task.task_id,
+        "attempt": task.attempts + 1,
+        "host": host_of(task.spec.url),
+        "outcome": _OUTCOMES[type(settlement)],
+    }
+    if isinstance(settlement, Succeeded):
+        attributes |= {"bytes": settlement.result.size, "sent": settlement.event.sent}
+    if isinstance(settlement, Failed):
+        code = shorten(settlement.problem.code)
+        attributes |= {"reason": settlement.failure.value, "code": code}
+    return attributes
 
 
 def attempt_event(

@@ -39,7 +39,7 @@ from conveyor.ports.queues import (
     Queues,
     Signals,
     ingest_message,
-    run_queue,
+    run_queues,
 )
 from conveyor.ports.records import JobLookup
 from conveyor.ports.schedules import FireUpkeep
@@ -54,6 +54,7 @@ from conveyor.records.blob_keys import (
     template_list_prefix,
     template_lists,
 )
+from conveyor.records.task_sending import TaskSender
 
 
 class RecentlyDone:
@@ -101,15 +102,17 @@ class QuietRuns:
         sweeping: Sweeping,
         queues: Queues,
         signals: Signals,
+        sender: TaskSender,
         quiet_after: float,
     ) -> None:
         self._clock = clock
         self._sweeping = sweeping
         self._queues = queues
         self._signals = signals
+        self._sender = sender
         self._quiet_after = quiet_after
         self._recently = RecentlyDone(clock, seconds=quiet_after)
-        self._onward: dict[tuple[str, str], int] = {}
+        self._onward: dict[str, tuple[QuietRun, int]] = {}
         self._reached = ""
 
     async def look(self, *, until: float) -> None:
@@ -117,8 +120,8 @@ class QuietRuns:
 
         End soon after the monotonic instant `until`; the next look goes on behind the last run.
         """
-        for (job_id, run_id), after in list(self._onward.items()):
-            send = partial(self._send, job_id, run_id, after=after, until=until)
+        for run, after in list(self._onward.values()):
+            send = partial(self._send, run, after=after, until=until)
             await log_and_continue(_log, "sweeping a quiet run failed", send)
             if self._clock.monotonic() >= until:
                 break
@@ -143,23 +146,29 @@ class QuietRuns:
             self._signals.run_ended(run.run_id)
             return
         due = await self._due(run.run_id, after=_BEFORE_ALL)
-        if await self._queues.count(run_queue(run.run_id)) < len(due):
-            await self._send(run.job_id, run.run_id, after=_BEFORE_ALL, until=until)
+        waiting = 0
+        for queue in run_queues(run.run_id, run.hosts):
+            waiting += await self._queues.count(queue)
+            if waiting >= len(due):
+                return
+        await self._send(run, after=_BEFORE_ALL, until=until)
 
-    async def _send(self, job_id: str, run_id: str, *, after: int, until: float) -> None:
+    async def _send(self, run: QuietRun, *, after: int, until: float) -> None:
         """Send the references above `after`, up to a bound, and remember the last one."""
         for _ in range(PIECES):
-            due = await self._due(run_id, after=after)
+            due = await self._due(run.run_id, after=after)
             if due:
-                await self._queues.send_tasks(job_id, run_id, due)
+                await self._sender.send(
+                    run.job_id, run.run_id, due, politeness=run.politeness, lanes=run.hosts
+                )
                 after = due[-1][0]
             if len(due) < PIECE:
-                self._onward.pop((job_id, run_id), None)
+                self._onward.pop(run.run_id, None)
                 break
-            self._onward[job_id, run_id] = after
+            self._onward[run.run_id] = run, after
             if self._clock.monotonic() >= until:
                 break
-        self._signals.run_changed(run_id)
+        self._signals.run_changed(run.run_id)
 
     async def _due(self, run_id: str, *, after: int) -> list[tuple[int, str]]:
         now = self._clock.now()
@@ -356,6 +365,7 @@ class SweepPorts:
     blobs: Blobs
     queues: Queues
     signals: Signals
+    sender: TaskSender
 
 
 class Sweeper:
@@ -372,6 +382,7 @@ class Sweeper:
             sweeping=ports.sweeping,
             queues=ports.queues,
             signals=ports.signals,
+            sender=ports.sender,
             quiet_after=options.quiet_after,
         )
         self._retention = Retention(

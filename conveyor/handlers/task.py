@@ -20,18 +20,25 @@ from conveyor.aio.outages import Outages
 from conveyor.aio.resilience import HIDING, CircuitBreaker, log_and_continue, log_failure
 from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.domain.model import Event, StoredBody, Task, WaitReason
+from conveyor.domain.model import (
+    Event,
+    StoredBody,
+    Task,
+    WaitReason,
+)
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
-from conveyor.domain.text_rules import logged_url, shorten
-from conveyor.domain.urls import host_of
+from conveyor.domain.text_rules import logged_url
 from conveyor.handlers.packs import BodyPacks, StoppableWrites
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
     internal_failure,
+    last_attempt,
     refused_body,
+    trace_attributes,
     unreadable_key,
 )
 from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
@@ -47,7 +54,9 @@ from conveyor.ports.gateway import (
 )
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
+    NO_HOST_TURNS,
     Held,
+    HostTurns,
     Observer,
     Outcome,
     ResultLost,
@@ -81,14 +90,6 @@ PATIENT_PAUSE = 5.0
 
 MOST_SUBMITS = 1_000
 """Runs whose submits are remembered for the links of traces."""
-_OUTCOMES = {
-    Succeeded: "successful",
-    Failed: "failed",
-    Retry: "retry",
-    Deferred: "deferred",
-    Released: "released",
-}
-"""The outcome in the trace of an attempt, by the kind of its settlement."""
 
 _log = logging.getLogger("conveyor.tasks")
 
@@ -114,7 +115,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPorts:
     """The roles that working tasks uses. Without a `pipeline`, each task is claimed and settled by
-    itself."""
+    itself; without `hosts`, no host is heeded."""
 
     tasks: TaskClaims
     runs: WorkerRuns
@@ -126,15 +127,18 @@ class TaskPorts:
     outages: Outages | None = None
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
+    hosts: HostAnswers | None = None
+    turns: HostTurns = NO_HOST_TURNS
 
 
 @dataclass(slots=True, eq=False)
 class ClaimedTask(Held):
     """A task in work, from its claim to its settlement. `trace` records it if it is sampled.
 
-    `note` is that of its call in the ledger of calls. Once the gateway has answered, at the
-    monotonic time `answered_at`, `settlement` is to be written, and before it `body` to be stored
-    under `blob_key`, unless `stored` says that it is. `error` says what came in the way.
+    `note` is that of its call in the ledger of calls, made at the monotonic time `called_at`. Once
+    the gateway has answered, at the monotonic time `answered_at`, `settlement` is to be written,
+    and before it `body` to be stored under `blob_key`, unless `stored` says that it is. `error`
+    says what came in the way.
     """
 
     task: Task
@@ -142,6 +146,7 @@ class ClaimedTask(Held):
     receives: int
     note: int = -1
     started_at: int = 0
+    called_at: float = 0.0
     answered_at: float | None = None
     template: JobTemplate | None = None
     settlement: Settlement = Released()
@@ -190,6 +195,8 @@ class TaskHandler(StagedHandler):
         self._pipeline = ports.pipeline
         self._tracer = ports.tracer
         self._pause = ports.pause
+        self._hosts = ports.hosts
+        self._turns = ports.turns
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
         self._clock = clock
@@ -472,6 +479,8 @@ class TaskHandler(StagedHandler):
         except ScrapeFailed as failure:
             if failure.account is not None:
                 return await self._refused(held, failure)
+            if self._hosts is not None and held.template is not None:
+                await self._hosts.heed(held.template.job, failure, began=held.called_at)
             held.settlement = self._verdict(held, failure)
         finally:
             held.answered_at = self._clock.monotonic()
@@ -525,13 +534,19 @@ class TaskHandler(StagedHandler):
             timeout=self._options.gateway_timeout,
             max_bytes=self._options.max_result_bytes,
             order=task.index,
+            has_waited=task.waiting_since > 0,
+            heeds_robots=job.politeness is not None and job.politeness.robots,
         )
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
         if self._outages.awaits_answer:
             self._outages.admit()
+        if self._hosts is not None:
+            await self._hosts.admit(job, request)
+        await self._turns.come(task.run_id, task.task_id, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
+        held.called_at = began
         try:
             async with self._gateway.scrape(request) as success:
                 if self._outages.awaits_answer:
@@ -542,6 +557,9 @@ class TaskHandler(StagedHandler):
                 else:
                     size = await self._put(held, content)
             outcome = "successful"
+            if self._hosts is not None:
+                lowered = self._turns.is_lowered(task.run_id, task.task_id)
+                await self._hosts.served(job, success.refusal, request, began, is_lowered=lowered)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
@@ -762,7 +780,8 @@ class TaskHandler(StagedHandler):
             self._observer.task_settled(self._clock.monotonic() - held.answered_at)
         if held.trace is not None:
             failed = isinstance(held.settlement, Failed)
-            held.trace.end(self._clock.now(), _trace_attributes(held), failed=failed)
+            attributes = trace_attributes(held.job_id, held.task, held.settlement)
+            held.trace.end(self._clock.now(), attributes, failed=failed)
         settlement = held.settlement
         ended = TaskMessage(held.job_id, held.task.run_id, held.task.task_id)
         if isinstance(settlement, Succeeded):
@@ -797,8 +816,8 @@ class TaskHandler(StagedHandler):
         return ACKNOWLEDGE
 
     def _log_end(self, ended: TaskMessage, held: ClaimedTask | None, state: str) -> None:
-        event, reason = _last_attempt(held)
         settlement = None if held is None else held.settlement
+        event, reason = last_attempt(settlement)
         size = settlement.result.size if isinstance(settlement, Succeeded) else None
         fields = {
             "task_id": ended.task_id,
@@ -833,32 +852,3 @@ def _meaning(error: ConveyorError) -> ScrapeFailed | ResultLost:
         _log.error("the store refused a body", extra={"error": str(error)})
         return refused_body(error)
     return ResultLost(error.code, error.detail, retry_after=error.retry_after)
-
-
-def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:
-    """Return the last attempt at a task that ended, and why the task failed, if it did."""
-    settlement = held.settlement if held is not None else None
-    if isinstance(settlement, Succeeded):
-        return settlement.event, None
-    if isinstance(settlement, Failed):
-        return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
-    return None, "interrupted"
-
-
-def _trace_attributes(held: ClaimedTask) -> dict[str, str | int]:
-    """Describe an attempt that has been settled: ids, the verdict, the host, sizes."""
-    task, settlement = held.task, held.settlement
-    attributes: dict[str, str | int] = {
-        "job_id": held.job_id,
-        "run_id": task.run_id,
-        "task_id": task.task_id,
-        "attempt": task.attempts + 1,
-        "host": host_of(task.spec.url),
-        "outcome": _OUTCOMES[type(settlement)],
-    }
-    if isinstance(settlement, Succeeded):
-        attributes |= {"bytes": settlement.result.size, "sent": settlement.event.sent}
-    if isinstance(settlement, Failed):
-        code = shorten(settlement.problem.code)
-        attributes |= {"reason": settlement.failure.value, "code": code}
-    return attributes

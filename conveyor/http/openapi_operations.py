@@ -393,6 +393,14 @@ _ON_RESULTS = (
         answer="Failures",
         refusals=(ErrorCode.NOT_FOUND,),
     ),
+    Operation(
+        method="get",
+        path=f"{_RUN}/hosts",
+        id="getRunHosts",
+        summary="Read what a run does to each host, the busiest hosts first",
+        answer="RunHosts",
+        refusals=(ErrorCode.NOT_FOUND,),
+    ),
     *_of_both_runs(
         "/tasks/{task_id}/content",
         "get",

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import params, schedule, submission, urls
+from conveyor.domain import hosts, params, schedule, submission, urls
 from conveyor.domain.errors import InvalidTaskReason
 from conveyor.domain.scheduling import Overlap
 from conveyor.domain.submission import MAX_BODY_BYTES
@@ -39,6 +39,8 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "ResultsPage": schemas.ResultsPage,
     "FailureGroup": schemas.FailureGroupBody,
     "Failures": schemas.FailuresBody,
+    "RunHost": schemas.HostBody,
+    "RunHosts": schemas.HostsBody,
     "Event": schemas.EventBody,
     "History": schemas.HistoryBody,
     "Problem": schemas.ProblemBody,
@@ -54,6 +56,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "TestWebhookResponse": schemas.WebhookTestBody,
     "WebhookConfig": schemas.WebhookBody,
     "WebhookStatus": schemas.WebhookStatusBody,
+    "JobPoliteness": schemas.PolitenessBody,
     "Delivery": schemas.DeliveryBody,
     "DeliveryAttempt": schemas.DeliveryAttemptBody,
     "LoggedDelivery": schemas.LoggedDeliveryBody,
@@ -297,6 +300,7 @@ _REQUESTS: dict[str, Schema] = {
             "result_ttl_days": _between(1, 365, 14, "Days that result bodies are kept."),
             "callback": nullable(ref("Callback")),
             "webhook": nullable(ref("Webhook")),
+            "politeness": nullable(ref("Politeness")),
             "file_input_id": nullable(
                 _ulid("An uploaded file with the tasks, unless the job is open.")
             ),
@@ -312,6 +316,37 @@ _REQUESTS: dict[str, Schema] = {
         "A job to create.",
     )
     | _BY_TYPE,
+    "Politeness": {
+        "type": "object",
+        "description": "How the calls of the job's caller treat each host, over all its jobs. The "
+        "limits of the server hold beside these.",
+        "properties": {
+            "per_host": nullable(
+                {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": hosts.MOST_LIMIT,
+                    "description": "Most calls in flight at a host.",
+                }
+            ),
+            "per_host_rate": nullable(
+                {
+                    "type": "number",
+                    "minimum": hosts.LEAST_RATE,
+                    "maximum": hosts.MOST_RATE,
+                    "description": "Most calls that start at a host in a second.",
+                }
+            ),
+            "robots": nullable(
+                {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Whether robots.txt is heeded; the gateway `direct` alone can.",
+                }
+            ),
+        },
+        "additionalProperties": False,
+    },
     "Schedule": {
         "type": "object",
         "description": "Exactly one of `at`, `rate` and `calendar`; the first and the last need "

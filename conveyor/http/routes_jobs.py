@@ -73,6 +73,12 @@ async def list_failures(call: RequestContext) -> Response:
     return json_response(found)
 
 
+async def list_hosts(call: RequestContext) -> Response:
+    """List the busiest hosts of a run."""
+    found = await call.service.hosts.of_run(call.caller_id, call.job_id, call.named_run_id)
+    return json_response(found)
+
+
 async def content(call: RequestContext) -> Response:
     """Answer with the body of a task."""
     found = await call.service.results.content(
@@ -95,6 +101,7 @@ RUN_ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/jobs/{job_id}/results": {"GET": list_results},
     "/v1/jobs/{job_id}/runs/{run_id}/results": {"GET": list_results},
     "/v1/jobs/{job_id}/runs/{run_id}/failures": {"GET": list_failures},
+    "/v1/jobs/{job_id}/runs/{run_id}/hosts": {"GET": list_hosts},
     "/v1/jobs/{job_id}/tasks/{task_id}/content": {"GET": content},
     "/v1/jobs/{job_id}/runs/{run_id}/tasks/{task_id}/content": {"GET": content},
     "/v1/jobs/{job_id}/tasks/{task_id}/history": {"GET": history},

@@ -22,6 +22,7 @@ from conveyor.ports.maintenance import (
     TaskScrubs,
 )
 from conveyor.ports.outbox import Callbacks, Outbox
+from conveyor.ports.pacing import Pacing
 from conveyor.ports.permits import Permits
 from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.queues import Queues, Signals
@@ -33,6 +34,7 @@ from conveyor.ports.records import (
     RunWrites,
     WorkerRuns,
 )
+from conveyor.ports.robots import RobotsFiles
 from conveyor.ports.schedules import Schedules
 from conveyor.ports.signing_keys import SigningKeys
 from conveyor.ports.tasks import TaskClaims, TaskReader, UnfinishedTasks
@@ -90,6 +92,8 @@ class Binding:
     queues: Queues
     blobs: Blobs
     permits: Permits
+    pacing: Pacing
+    robots: RobotsFiles
     signals: Signals
     workers: Workers
     root_secret: bytes

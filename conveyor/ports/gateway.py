@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -24,7 +24,10 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     """One call to make: the URL, merged params (a task's override its job's), key and bounds.
 
     `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body. `order` is the
-    place of the task in its run.
+    place of the task in its run. `has_waited`: the call was put off since the last attempt.
+    With `heeds_robots` nothing is requested that robots.txt
+    does not allow. `guard` is called with the URL of each redirect before that is followed; it
+    raises ScrapeFailed.
     """
 
     url: str
@@ -35,6 +38,9 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     timeout: float = 180.0
     max_bytes: int = 52_428_800
     order: int = 0
+    has_waited: bool = False
+    heeds_robots: bool = False
+    guard: Callable[[str], Awaitable[object]] | None = None
 
 
 class AnswerHeaders(Protocol):
@@ -45,12 +51,34 @@ class AnswerHeaders(Protocol):
         ...
 
 
+class HostRefusal(msgspec.Struct, frozen=True):
+    """The answer of a host (name and port) that takes no more calls for now: 429, or 503 with a
+    valid Retry-After.
+
+    `seconds` is that, bounded, None without one. With `is_private` the request bore a header of its
+    caller, so that others may still be served.
+    """
+
+    host: str
+    seconds: float | None = None
+    is_private: bool = False
+
+
+class HostDelay(msgspec.Struct, frozen=True):
+    """The wish of a host (name and port) that the calls of one caller be `interval` seconds apart,
+    for so many seconds from now on."""
+
+    host: str
+    interval: float
+    seconds: float
+
+
 class Success(msgspec.Struct, frozen=True):
     """The body of a successful scrape: untouched bytes, transfer compression decoded once.
 
     `sent` counts the requests that went out for it, those of redirects included. `status` and
-    `headers` are those of the answer, if there was one. Reading the content may still raise
-    ScrapeFailed.
+    `headers` are those of the answer, if there was one; `refusal` is there if the caller takes a
+    refusal for a result. Reading the content may still raise ScrapeFailed.
     """
 
     content: Content
@@ -59,6 +87,7 @@ class Success(msgspec.Struct, frozen=True):
     sent: int = 1
     status: int = 200
     headers: AnswerHeaders | None = None
+    refusal: HostRefusal | None = None
 
 
 class Shared(StrEnum):
@@ -85,7 +114,8 @@ class ScrapeFailed(Exception):
     """A scrape without a body, with one of three verdicts.
 
     If `retryable` is set, the task is tried again, after `retry_after` seconds at the earliest;
-    `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try. If
+    `burns_attempt` is False for an HTTP gateway's 429, which slows the job and uses up no try;
+    `refusal` is there if the target's own host refused. If
     `account` is set, the gateway refused the account, which ends the run. Otherwise the task fails
     for good. `problem` never holds a key; `failure` is the reason in the roll-up; `sent` counts the
     requests that went out. `absence` is there if nobody gave a whole answer; a worker that finds
@@ -117,14 +147,16 @@ class ScrapeFailed(Exception):
         self.is_spared = False
         self.waits_since = 0
         self.headers: AnswerHeaders | None = None
+        self.refusal: HostRefusal | None = None
 
 
 class Postponed(ScrapeFailed):
     """A call that is not made yet, because its target or way is to be left alone for `retry_after`
     seconds.
 
-    `waiting` says why. No attempt is used up, and the job does not slow down. `sent` counts the
-    redirects that led here. A task that is postponed past its deadline fails with `problem`.
+    `waiting` says why; `delay` is there if the host has just asked for one. No attempt is used up,
+    and the job does not slow down. `sent` counts the redirects that led here. A task that is
+    postponed past its deadline fails with `problem`.
     """
 
     def __init__(
@@ -139,6 +171,7 @@ class Postponed(ScrapeFailed):
             problem, failure, retryable=True, retry_after=retry_after, burns_attempt=False
         )
         self.waiting = waiting
+        self.delay: HostDelay | None = None
         self.sent = 0
 
 
@@ -154,6 +187,15 @@ class Gateway(Protocol):
 
     async def aclose(self) -> None:
         """Close all connections. No scrape may follow."""
+        ...
+
+
+class Robots(Protocol):
+    """What robots.txt says of requests that heed it."""
+
+    async def admit(self, request: ScrapeRequest) -> HostDelay | None:
+        """Return once a request is known to be allowed, with the delay that its host asks for
+        if that is to be told. Raises ScrapeFailed if it is not, or not now."""
         ...
 
 

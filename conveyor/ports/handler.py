@@ -46,6 +46,37 @@ Throttled = Callable[[], None]
 down."""
 
 
+class HostTurns(Protocol):
+    """The limits of hosts, asked right before each call."""
+
+    async def come(self, run_id: str, task_id: str, url: str) -> None:
+        """Return when the call of a task to a URL may begin.
+
+        Raises Postponed if its host has no room, and ConveyorError(unavailable) if the ledger does
+        not answer.
+        """
+        ...
+
+    def is_lowered(self, run_id: str, task_id: str) -> bool:
+        """Tell whether the ceiling of the host of a task in work was lowered, as far as is
+        known."""
+        ...
+
+
+class NoHostTurns(HostTurns):
+    """No limits of hosts: each call may begin at once."""
+
+    async def come(self, run_id: str, task_id: str, url: str) -> None:
+        """Return at once."""
+
+    def is_lowered(self, run_id: str, task_id: str) -> bool:
+        """Nothing is limited."""
+        return False
+
+
+NO_HOST_TURNS = NoHostTurns()
+
+
 class Handler(Protocol):
     """The work of one kind of message, called by the dispatcher."""
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import Ingest, RunStatus
 
 
@@ -25,13 +26,15 @@ class StagedRows(msgspec.Struct, frozen=True):
 
 
 class Ingesting(msgspec.Struct, frozen=True, kw_only=True):
-    """A run whose ingestion has not ended. If `live` is True, its tasks may still be worked."""
+    """A run whose ingestion has not ended. If `live` is True, its tasks may still be worked.
+    `politeness` is that of its job."""
 
     job_id: str
     run_id: str
     live: bool
     ingest: Ingest
     rerun_of: str | None = None
+    politeness: Politeness | None = None
 
 
 class IngestWork(Protocol):

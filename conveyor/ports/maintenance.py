@@ -6,17 +6,23 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import RunStatus
 from conveyor.ports.exports import Export, ExportTouches
 from conveyor.ports.records import JobLookup, RunLookup
 
 
 class QuietRun(msgspec.Struct, frozen=True):
-    """A live run without any write since `updated_at`, in milliseconds since the epoch."""
+    """A live run without any write since `updated_at`, in milliseconds since the epoch.
+
+    `politeness` is that of its job; `hosts` are those of its hosts that have a queue of their own.
+    """
 
     job_id: str
     run_id: str
     updated_at: int
+    politeness: Politeness | None = None
+    hosts: tuple[str, ...] = ()
 
 
 class EndedRun(msgspec.Struct, frozen=True):

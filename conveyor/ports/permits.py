@@ -15,6 +15,18 @@ from typing import Protocol
 
 import msgspec
 
+FENCE_SHARE = 0.1
+"""Last part of a lease in which its permits are not used, because the clocks of worker and ledger
+may run at different rates."""
+FENCE_LEAST = 1.0
+"""Least seconds of that part, however short the lease: the worker looks at the fence a few times a
+second, and is late at times."""
+
+
+def usable_part(lease: float) -> float:
+    """Return the seconds of a lease in which its permits are used, up to the fence."""
+    return lease - max(FENCE_SHARE * lease, FENCE_LEAST)
+
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One holder's request for a lease on permits of one job, or of another name that has a limit.

@@ -12,6 +12,7 @@ are apart, no hints are sent and discovery alone does the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Protocol
 
 import msgspec
@@ -49,7 +50,12 @@ class Signals(Protocol):
         ...
 
 
-MESSAGE_VERSION = 1
+MESSAGE_VERSION = 2
+"""The newest version of messages that this process reads. Each message bears the oldest version
+that works it as it should be worked."""
+FIRST_VERSION, HOST_VERSION = 1, 2
+"""The versions of messages without and with a host: a process that knows no limits of hosts leaves
+the latter alone."""
 MAX_BATCH = 10
 """The most messages of one receive, and of one batch in which an adapter sends or deletes."""
 CONTROL_QUEUE = "control"
@@ -59,17 +65,59 @@ counted in the store."""
 
 
 def run_queue(run_id: str) -> str:
-    """Return the name of a run's queue."""
+    """Return the name of a run's queue, which holds the tasks of all hosts without their own."""
     return f"run-{run_id}"
 
 
-class TaskMessage(msgspec.Struct, frozen=True, tag="task"):
-    """An order to work one task."""
+MOST_HOST_QUEUES = 63
+"""The most hosts of a run that have a queue of their own: the first ones of its list."""
+
+
+def host_queue(run_id: str, number: int) -> str:
+    """Return the name of the queue for the run's host of that number, from 0."""
+    return f"run-{run_id}-h{number}"
+
+
+def run_queues(run_id: str, hosts: Sequence[str]) -> list[str]:
+    """Return the names of all queues of a run: its own, and those of its `hosts`."""
+    return [run_queue(run_id), *(host_queue(run_id, number) for number in range(len(hosts)))]
+
+
+class TaskMessage(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
+    """An order to work one task. `host` is name and port of its URL where limits of hosts held when
+    it was sent; "" elsewhere."""
 
     job_id: str
     run_id: str
     task_id: str
-    version: int = MESSAGE_VERSION
+    # Written even where it is the default: not all versions take the same one for granted.
+    version: int = msgspec.field(default_factory=lambda: FIRST_VERSION)
+    host: str = ""
+
+
+def task_message(job_id: str, run_id: str, task_id: str, host: str) -> TaskMessage:
+    """Make the order to work one task, of a host that is known or of none."""
+    if not host:
+        return TaskMessage(job_id, run_id, task_id)
+    return TaskMessage(job_id, run_id, task_id, HOST_VERSION, host)
+
+
+def task_messages(
+    job_id: str,
+    run_id: str,
+    tasks: Sequence[tuple[int, str]],
+    hosts: Sequence[str],
+    lanes: Sequence[str],
+) -> dict[str, list[TaskMessage]]:
+    """Make the orders to work tasks, of `hosts` or of none, by the queue that each goes into: that
+    of a host if it is among `lanes`, else the run's own, which is there in any case."""
+    queue_of = dict(zip(lanes, run_queues(run_id, lanes)[1:], strict=True))
+    own = run_queue(run_id)
+    messages: dict[str, list[TaskMessage]] = {own: []}
+    for (_, task_id), host in zip(tasks, hosts or repeat("", len(tasks)), strict=True):
+        message = task_message(job_id, run_id, task_id, host)
+        messages.setdefault(queue_of.get(host, own), []).append(message)
+    return messages
 
 
 class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):
@@ -82,7 +130,7 @@ class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):
     job_id: str
     run_id: str
     final: bool = False
-    version: int = MESSAGE_VERSION
+    version: int = FIRST_VERSION
 
 
 class IngestMessage(msgspec.Struct, frozen=True, tag="ingest"):
@@ -94,7 +142,7 @@ class IngestMessage(msgspec.Struct, frozen=True, tag="ingest"):
     job_id: str
     run_id: str
     reason: str = ""
-    version: int = MESSAGE_VERSION
+    version: int = FIRST_VERSION
 
 
 class TemplateMessage(msgspec.Struct, frozen=True, tag="template"):
@@ -107,7 +155,7 @@ class TemplateMessage(msgspec.Struct, frozen=True, tag="template"):
     job_id: str
     run_id: str
     reason: str = ""
-    version: int = MESSAGE_VERSION
+    version: int = FIRST_VERSION
 
 
 class ExportMessage(msgspec.Struct, frozen=True, tag="export"):
@@ -117,7 +165,7 @@ class ExportMessage(msgspec.Struct, frozen=True, tag="export"):
     run_id: str
     export_id: str
     reason: str = ""
-    version: int = MESSAGE_VERSION
+    version: int = FIRST_VERSION
 
 
 Message = TaskMessage | DeleteMessage | IngestMessage | TemplateMessage | ExportMessage
@@ -153,25 +201,36 @@ class Queues(Protocol):
     dead-letter queue instead of being received once more.
     """
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
-        """Prepare to receive from a run's queue.
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        """Prepare to receive from a run's queues: its own, and one for each of its `hosts`.
 
         Never put an empty queue in the place of one that was lost: a queue that lives in this
         process comes back from the rows, one that lives elsewhere stays missing.
         """
         ...
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
-        """Make a missing queue again and refill it with references to every row of the run that is
-        not terminal. Some may come twice. Do nothing if the queue exists."""
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        """Make the missing ones of a run's queues again, and refill them with references to every
+        row of theirs that is not terminal. Some may come twice. Do nothing if they all exist."""
         ...
 
     async def drop_run(self, run_id: str) -> None:
-        """Remove a run's queue with all its messages. Their receipts become void."""
+        """Remove a run's queues with all their messages. Their receipts become void."""
         ...
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        """Enqueue references, (index, task_id) each, to rows that are already written."""
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
+        """Enqueue references, (index, task_id) each, to rows that are already written.
+
+        `hosts` are theirs, one each, where limits of hosts hold. `lanes` are the hosts of the run
+        that have a queue of their own: the references of the others go into the run's.
+        """
         ...
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from conveyor.domain.model import Problem, RunFailure, Spend, TaskFailure, WaitReason
 from conveyor.ports.blobs import Content
-from conveyor.ports.gateway import Shared
+from conveyor.ports.gateway import HostRefusal, Shared
 
 
 class Verdict(StrEnum):
@@ -52,6 +52,7 @@ class RecordedFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     is_absent: bool = False
     shared: Shared | None = None
     waiting: WaitReason | None = None
+    host: HostRefusal | None = None
 
 
 class Exchange(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

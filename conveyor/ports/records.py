@@ -230,8 +230,17 @@ class Dispatchable(Protocol):
         ...
 
 
-class WorkerRuns(Dispatchable, Protocol):
-    """Discovery and failure of runs, for workers."""
+class RunHosts(Protocol):
+    """The hosts of a run that have a queue of their own."""
+
+    async def add_hosts(self, run_id: str, hosts: Sequence[str], *, now: int) -> tuple[str, ...]:
+        """Append the hosts that a live run does not have yet, as far as it has fewer than
+        MOST_HOST_QUEUES; return all of them, none if the run is gone. Discovery sees the change."""
+        ...
+
+
+class WorkerRuns(Dispatchable, RunHosts, Protocol):
+    """Discovery, hosts and failure of runs, for workers."""
 
     async def fail_run(self, run_id: str, *, reason: RunFailure, detail: str, now: int) -> bool:
         """End a live run as `failed`; return True if this call ended it, False if it was terminal
@@ -358,7 +367,7 @@ class RunWriter(Protocol):
         ...
 
 
-class ApiRuns(RunReader, RunWriter, RunChanges, Protocol):
+class ApiRuns(RunReader, RunWriter, RunChanges, RunHosts, Protocol):
     """Reading and writing of runs, for the API."""
 
 

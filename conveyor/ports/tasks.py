@@ -221,3 +221,8 @@ class UnfinishedTasks(Protocol):
         """Return (index, task_id) of at most `limit` rows that are not terminal, in order of their
         index, which is above `after`; an empty list for a run that does not exist."""
         ...
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        """Return the host of each of these rows, (index, task_id) each: name and port of its URL,
+        "" where the row is gone."""
+        ...

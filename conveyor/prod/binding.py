@@ -14,18 +14,20 @@ from conveyor.ports.permits import LedgerReads
 from conveyor.ports.queues import Signals
 from conveyor.ports.rate_limit import RateLimit
 from conveyor.ports.records import JobLookup
+from conveyor.ports.robots import RobotsFiles
 from conveyor.ports.workers import FleetPause, Workers
 from conveyor.prod.admin.dead_letters import MOST_SOUGHT, DeadLetters
 from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers
+from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoRobots, DynamoWorkers, LeasedPacing
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
 from conveyor.prod.options import ProdOptions
 from conveyor.prod.redis.job_cache import CachedJobs
+from conveyor.prod.redis.pacing import RedisPacing, RedisRobots
 from conveyor.prod.redis.permits import RedisPermits, RedisWorkers
 from conveyor.prod.redis.rate_limit import RedisRateLimit
 from conveyor.prod.redis.server import RedisServer
@@ -95,6 +97,8 @@ async def open_binding(
             dead_letters=_dead_letters(aws, queues, options, clock, works=works),
             blobs=S3Blobs(aws, bucket=options.bucket, clock=clock),
             permits=_permits(options, table, server, clock),
+            pacing=_pacing(options, table, server, clock),
+            robots=_robots(options, table, server, clock),
             signals=_signals(options, server, clock, stack),
             workers=_workers(options, table, server, clock),
             root_secret=options.root_secret,
@@ -216,7 +220,7 @@ def _queues(
         aws,
         clock,
         DynamoGenerations(DynamoRunRows(table, RunPlaces(table))),
-        store.tasks.unfinished_after,
+        store.tasks,
         environment=options.environment,
         max_receives=options.max_receives,
         long_polls=options.aws.receive_threads // 2,
@@ -247,6 +251,22 @@ def _permits(
             ErrorCode.INVALID_ARGUMENT, "a ledger in Redis needs CONVEYOR_REDIS_URL"
         )
     return RedisPermits(server, environment=options.environment)
+
+
+def _pacing(
+    options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
+) -> RedisPacing | LeasedPacing:
+    if options.ledger == "dynamodb" or server is None:
+        return LeasedPacing(DynamoPermits(table, clock), table, clock)
+    return RedisPacing(server, clock, environment=options.environment)
+
+
+def _robots(
+    options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
+) -> RobotsFiles:
+    if server is None:
+        return DynamoRobots(table, clock)
+    return RedisRobots(server, environment=options.environment)
 
 
 def _signals(

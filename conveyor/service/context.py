@@ -9,6 +9,7 @@ from typing import Protocol
 
 from conveyor.aio.outages import Outage
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
+from conveyor.domain.hosts import HostPolicies, HostRules
 from conveyor.domain.model import JobStatus, JobView, Run, RunStatus
 from conveyor.ports.binding import Jobs
 from conveyor.ports.blobs import Blobs
@@ -18,6 +19,7 @@ from conveyor.ports.deliveries import DeliveryLog
 from conveyor.ports.exports import ExportRequests
 from conveyor.ports.idle import OpenWork
 from conveyor.ports.inputs import InputSlots
+from conveyor.ports.pacing import Pacing
 from conveyor.ports.queues import Queues, Signals
 from conveyor.ports.records import ApiRuns, Idempotency, RunWrites
 from conveyor.ports.schedules import Schedules
@@ -35,7 +37,7 @@ class ServiceOptions:
     Durations are seconds. `public_origin` is scheme, host and port (and a path prefix, if any) for
     signed links, with no slash at the end. `older_secrets` are root secrets in use before the
     present one, newest first: what they sealed and signed stays valid, and the last of all keeps
-    naming callers.
+    naming callers. Without `heeds_robots` no worker would, and jobs that ask for it are refused.
     """
 
     public_origin: str
@@ -62,7 +64,11 @@ class ServiceOptions:
     heartbeat: float = 10.0
     max_streams: int = 1_000
     max_caller_streams: int = 20
+    heeds_robots: bool = True
     older_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+
+
+NO_LIMITS = HostPolicies(HostRules)
 
 
 class ApiTasks(TaskReader, UnfinishedTasks, Protocol):
@@ -103,6 +109,9 @@ class ApiPorts(Protocol):
     def blobs(self) -> Blobs: ...
 
     @property
+    def pacing(self) -> Pacing: ...
+
+    @property
     def queues(self) -> Queues: ...
 
     @property
@@ -136,8 +145,8 @@ class MovedTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The roles of the store, the clock, the options and the keys, what is away, and what runs wait
-    for."""
+    """The roles of the store, the clock, the options and the keys, the limits of hosts, what is
+    away, and what runs wait for."""
 
     jobs: Jobs
     runs: ApiRuns
@@ -147,11 +156,13 @@ class Context:
     deliveries: DeliveryLog
     schedules: Schedules
     blobs: Blobs
+    pacing: Pacing
     workers: Workers
     clock: Clock
     options: ServiceOptions
     keyring: Keyring
     waits: RunWaits
+    policies: HostPolicies
     outages: Callable[[], Sequence[Outage]] = tuple
     moved: MovedTime | None = None
 

@@ -7,9 +7,10 @@ start finds it, and the request has succeeded. So nothing in this module raises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import Job
 from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DeleteMessage,
@@ -19,6 +20,7 @@ from conveyor.ports.queues import (
     ingest_message,
 )
 from conveyor.ports.tasks import UnfinishedTasks
+from conveyor.records.task_sending import TaskSender
 
 SEND_CHUNK = 1_000
 
@@ -28,21 +30,31 @@ _log = logging.getLogger("conveyor.service")
 class WorkNotifier:
     """Enqueues references and signals changed runs."""
 
-    def __init__(self, queues: Queues, signals: Signals, tasks: UnfinishedTasks) -> None:
+    def __init__(
+        self, queues: Queues, signals: Signals, tasks: UnfinishedTasks, sender: TaskSender
+    ) -> None:
         self._queues = queues
         self._signals = signals
         self._tasks = tasks
+        self._sender = sender
 
     async def tasks_added(
-        self, job_id: str, run_id: str, references: Sequence[tuple[int, str]]
+        self,
+        job: Job,
+        run_id: str,
+        references: Sequence[tuple[int, str]],
+        urls: Iterable[str],
     ) -> None:
-        """Enqueue tasks written to a run, each (index, task_id)."""
-        await self._guard(self._send(job_id, run_id, references), run_id)
+        """Enqueue tasks written to a run, each (index, task_id), and its URL."""
+        send = self._sender.send(
+            job.job_id, run_id, references, politeness=job.politeness, urls=urls
+        )
+        await self._guard(send, run_id)
         self._signals.run_changed(run_id)
 
-    async def run_made(self, job_id: str, run_id: str) -> None:
+    async def run_made(self, job: Job, run_id: str) -> None:
         """Enqueue the rows of a rerun that was written."""
-        await self._guard(self._send_unfinished(job_id, run_id), run_id)
+        await self._guard(self._send_unfinished(job, run_id), run_id)
         self._signals.run_changed(run_id)
 
     async def ingest_due(self, job_id: str, run_id: str, *, template: bool = False) -> None:
@@ -88,14 +100,10 @@ class WorkNotifier:
         """Signal that a run was closed when its tasks had ended."""
         self._signals.run_ended(run_id)
 
-    async def _send(self, job_id: str, run_id: str, references: Sequence[tuple[int, str]]) -> None:
-        if references:
-            await self._queues.send_tasks(job_id, run_id, references)
-
-    async def _send_unfinished(self, job_id: str, run_id: str) -> None:
+    async def _send_unfinished(self, job: Job, run_id: str) -> None:
         after = -1
         while references := await self._tasks.unfinished_after(run_id, after, SEND_CHUNK):
-            await self._queues.send_tasks(job_id, run_id, references)
+            await self._sender.send(job.job_id, run_id, references, politeness=job.politeness)
             after = references[-1][0]
 
     async def _guard(self, action: Awaitable[None], run_id: str) -> None:

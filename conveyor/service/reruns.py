@@ -11,7 +11,7 @@ from conveyor.domain.api_keys import NONCE_LENGTH
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import CallInFlight, ConveyorError, ErrorCode
 from conveyor.domain.fires import run_from_template
-from conveyor.domain.model import TaskStatus
+from conveyor.domain.model import Job, TaskStatus
 from conveyor.ports.records import Rerun, RerunRequest, StoredResponse
 from conveyor.ports.schedules import ScheduleChange
 from conveyor.ports.tracing import TRACEPARENT
@@ -80,11 +80,13 @@ class Reruns:
         claim: IdempotencyClaim,
     ) -> StoredResponse:
         if choice.statuses is None:
-            answer = await self._fire(caller, job_id, claim)
-            if answer is not None:
-                return answer
+            fired = await self._fire(caller, job_id, claim)
+            if isinstance(fired, StoredResponse):
+                return fired
+            job = fired
         else:
             view = await self._context.live_job(caller.caller_id, job_id)
+            job = view.job
             if choice.groups is not None and view.latest_run is not None:
                 await known_groups(self._context.tasks, view.latest_run.run_id, choice.groups)
         patience = _SourceWait(self._context)
@@ -97,19 +99,19 @@ class Reruns:
         if answer.status == LATER:
             await self._notifier.ingest_due(job_id, claim.created_id)
         else:
-            await self._notifier.run_made(job_id, claim.created_id)
+            await self._notifier.run_made(job, claim.created_id)
         return answer
 
     async def _fire(
         self, caller: Caller, job_id: str, claim: IdempotencyClaim
-    ) -> StoredResponse | None:
-        """Make a run from the template of a scheduled job, and seal the caller's key anew; None if
-        there is a run to replay."""
+    ) -> StoredResponse | Job:
+        """Make a run from the template of a scheduled job, and seal the caller's key anew; return
+        the job if there is a run to replay."""
         context = self._context
         for attempt in range(1, FIRES_TRIED + 1):
             view = await context.live_job(caller.caller_id, job_id)
             if view.job.scheduling is None or view.latest_run is not None:
-                return None
+                return view.job
             after, run = run_from_template(
                 view.job,
                 run_id=claim.created_id,

@@ -14,6 +14,7 @@ from conveyor.aio.outages import Outage
 from conveyor.domain.deliveries import DeliveryAttempt, EventDelivery, receiver_health
 from conveyor.domain.failure_groups import OTHER_GROUP, FailureGroups
 from conveyor.domain.fires import with_known_zones
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     Event,
@@ -50,6 +51,7 @@ from conveyor.service.schemas import (
     LoggedDeliveryBody,
     MonthDaysBody,
     OutageBody,
+    PolitenessBody,
     ProblemBody,
     RateBody,
     RerunBody,
@@ -110,12 +112,21 @@ def job_body(
         callback=CallbackBody(job.callback.task_token) if job.callback is not None else UNSET,
         webhook=webhook_body(job.webhook) if job.webhook is not None else UNSET,
         webhook_status=_webhook_status_body(deliveries) if deliveries else UNSET,
+        politeness=UNSET if job.politeness is None else _politeness_body(job.politeness),
         schedule=UNSET if plan is None else schedule_body(plan),
         schedule_state=UNSET if plan is None else state_word(plan),
         next_scheduled_run=UNSET if plan is None else next_run(plan),
         latest_run=run_body(run, outage, waits=waits) if run is not None else UNSET,
         created_at=rfc3339(job.created_at),
         updated_at=rfc3339(job.updated_at),
+    )
+
+
+def _politeness_body(politeness: Politeness) -> PolitenessBody:
+    return PolitenessBody(
+        per_host=politeness.per_host or UNSET,
+        per_host_rate=politeness.per_host_rate or UNSET,
+        robots=politeness.robots,
     )
 
 

@@ -175,8 +175,9 @@ class RunWaitBody(Struct, frozen=True, kw_only=True):
             "queue is being made again. `permits_closed`: the ledger of permits was begun anew. "
             "`bodies_not_kept`: bodies cannot be stored. `gateway_throttled`: the gateway refuses "
             "for load, or something on the way to it is away. `host_closed`: every task left is of "
-            "a host that asked for a pause. `retry_backoff`: every task left waits for its next "
-            "attempt. `claims_held`: tasks are under claims of a worker that is silent. "
+            "a host that asked for a pause or is at its limit. `retry_backoff`: every task left "
+            "waits for its next attempt. `claims_held`: tasks are under claims of a worker that is "
+            "silent. "
             "`max_inflight`: the cap of the job is in use. `slots`: every slot of every worker is.",
         ),
     ]
@@ -352,6 +353,19 @@ NextRun = (
 )
 
 
+class PolitenessBody(Struct, frozen=True):
+    """The manners of a job at each host; absent if it asked for none."""
+
+    per_host: (
+        Annotated[int, _count("Most calls of its caller in flight at a host.", least=1)] | UnsetType
+    ) = UNSET
+    per_host_rate: (
+        Annotated[float, _text("Most calls of its caller that start at a host in a second.")]
+        | UnsetType
+    ) = UNSET
+    robots: Annotated[bool, _text("Whether robots.txt is heeded.")] = False
+
+
 class JobBody(Struct, frozen=True, kw_only=True):
     """A job with its latest run."""
 
@@ -372,6 +386,7 @@ class JobBody(Struct, frozen=True, kw_only=True):
     callback: CallbackBody | UnsetType = UNSET
     webhook: WebhookBody | UnsetType = UNSET
     webhook_status: WebhookStatusBody | UnsetType = UNSET
+    politeness: PolitenessBody | UnsetType = UNSET
     schedule: ScheduleBody | UnsetType = UNSET
     schedule_state: ScheduleStateWord | UnsetType = UNSET
     next_scheduled_run: NextRun = UNSET
@@ -476,8 +491,8 @@ class WaitBody(Struct, frozen=True):
             WaitReason,
             "`backoff` is the pause after a failed attempt, `retry_after` the one that its answer "
             "asked for, `host_retry_after` the one that another answer of its host asked for, "
-            "`load_refusal` the one of a gateway under load. `outage`: something that its work "
-            "needs is away.",
+            "`load_refusal` the one of a gateway under load, `host_limit` the one until its place "
+            "in the line of its host. `outage`: something that its work needs is away.",
         ),
     ]
     until: Annotated[str, _instant("When it may be worked again.")]
@@ -562,6 +577,48 @@ class FailuresBody(Struct, frozen=True):
         list[FailureGroupBody],
         Meta(description=f"The largest first: at most {MOST_GROUPS}, and `{OTHER_GROUP}`."),
     ]
+
+
+class HostBody(Struct, frozen=True, kw_only=True):
+    """What a run does to one host: its own tasks, and the limits on all calls of its caller there.
+    What the host has said holds over all runs."""
+
+    host: Annotated[str, _text("Name and port.")]
+    pending: Annotated[int, _count("Tasks that wait.")]
+    in_flight: Annotated[int, _count("Tasks in work; of a larger run as workers said it last.")]
+    done: Annotated[int, _count("Tasks that ended successful.")]
+    failed: Annotated[int, _count("Tasks that ended failed.")]
+    limit: (
+        Annotated[int, _count("Most calls in flight that the strictest limit allows.", least=1)]
+        | UnsetType
+    ) = UNSET
+    rate: (
+        Annotated[float, _text("Most calls a second that the strictest limit allows.")] | UnsetType
+    ) = UNSET
+    ceiling: (
+        Annotated[int, _count("Most calls in flight since the host refused some.", least=1)]
+        | UnsetType
+    ) = UNSET
+    closed_until: (
+        Annotated[str, _instant("The end of the pause that the host asked for.")] | UnsetType
+    ) = UNSET
+
+
+class HostsBody(Struct, frozen=True, kw_only=True):
+    """The hosts of a run, the busiest first. The tasks that were taken over from an earlier run are
+    of none of them."""
+
+    run_id: Annotated[str, _ulid("The run.")]
+    tasks: Annotated[int, _count("Tasks of the run.")]
+    counted_tasks: Annotated[
+        int,
+        _count(
+            "Tasks among which the numbers by host were counted: all, or of a larger run 10,000 "
+            "that are spread evenly over it."
+        ),
+    ]
+    hosts: Annotated[list[HostBody], Meta(description="At most 100.")]
+    more_hosts: Annotated[int, _count("Further hosts of these tasks.")]
 
 
 class EventBody(Struct, frozen=True, kw_only=True):

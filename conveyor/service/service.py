@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conveyor.aio.outages import Outage
+from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.submission import Limits
 from conveyor.ports.clock import Clock
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.signed_events import EventSigner
+from conveyor.records.task_sending import TaskSender
 from conveyor.service.callers import Caller, Keyring, derive_keyring, identify
-from conveyor.service.context import ApiPorts, Context, MovedTime, ServiceOptions
+from conveyor.service.context import NO_LIMITS, ApiPorts, Context, MovedTime, ServiceOptions
 from conveyor.service.dead_letters import OperatorLetters
 from conveyor.service.deliveries import DeliveryQueries, DeliveryReplays
 from conveyor.service.exports import RunExports
 from conveyor.service.failures import Failures
 from conveyor.service.file_inputs import FileInputs
+from conveyor.service.hosts import HostQueries
 from conveyor.service.idempotency import IdempotentRequests
 from conveyor.service.jobs import JobCommands, JobQueries
 from conveyor.service.links import ExportLinks, LinkSigner, UploadSigner
@@ -51,6 +54,7 @@ def _context(
     keyring: Keyring,
     outages: Callable[[], Sequence[Outage]],
     moved: MovedTime | None,
+    policies: HostPolicies,
 ) -> Context:
     return Context(
         jobs=ports.jobs,
@@ -61,11 +65,13 @@ def _context(
         deliveries=ports.deliveries,
         schedules=ports.schedules,
         blobs=ports.blobs,
+        pacing=ports.pacing,
         workers=ports.workers,
         clock=clock,
         options=options,
         keyring=keyring,
         waits=_waits(ports, options, clock, moved),
+        policies=policies,
         outages=outages,
         moved=moved,
     )
@@ -87,6 +93,11 @@ def _signer(
     return EventSigner(ports.signing_keys, keyring.signing, machine)
 
 
+def _notifier(ports: ApiPorts, policies: HostPolicies, clock: Clock) -> WorkNotifier:
+    sender = TaskSender(ports.queues, ports.runs, ports.tasks, policies, clock)
+    return WorkNotifier(ports.queues, ports.signals, ports.tasks, sender)
+
+
 def _once(ports: ApiPorts, options: ServiceOptions, clock: Clock) -> IdempotentRequests:
     claim, ttl = options.idempotency_claim, options.idempotency_ttl
     return IdempotentRequests(ports.idempotency, clock, claim=claim, ttl=ttl)
@@ -97,12 +108,13 @@ class Service:
 
     `submissions` and `additions` take in tasks, `reruns` replays them, `lifecycle` changes states,
     `listing` reads jobs and runs, `results` reads results, `failures` groups the failed ones,
-    `inputs` takes files of tasks, `exports` makes archives of results, `rotations` changes signing
-    keys, `webhooks` sets the webhooks of jobs, `webhook_tests` tests receivers, `deliveries` reads
-    the log of events, `replays` sends some again, `schedules` shows and changes schedules,
-    `sign_ins` lets people into pages, `overviews` reads pages, `letters` shows operators the dead
-    ones, `progress` follows runs for streams. `outages` tells what the worker of this process waits
-    for. `moved` is given where the clock is moved by hand.
+    `hosts` counts the tasks of runs by host, `inputs` takes files of tasks, `exports` makes
+    archives of results, `rotations` changes signing keys, `webhooks` sets the webhooks of jobs,
+    `webhook_tests` tests receivers, `deliveries` reads the log of events, `replays` sends some
+    again, `schedules` shows and changes schedules, `sign_ins` lets people into pages, `overviews`
+    reads pages, `letters` shows operators the dead ones, `progress` follows runs for streams.
+    `outages` tells what the worker of this process waits for. `policies` are the limits of hosts.
+    `moved` is given where the clock is moved by hand.
     """
 
     def __init__(
@@ -114,14 +126,14 @@ class Service:
         webhooks: Webhooks,
         outages: Callable[[], Sequence[Outage]] = tuple,
         moved: MovedTime | None = None,
+        policies: HostPolicies = NO_LIMITS,
     ) -> None:
-        self.options = options
-        self._keyring = _keyring(ports, options)
-        context = _context(ports, options, clock, self._keyring, outages, moved)
-        notifier = WorkNotifier(ports.queues, ports.signals, ports.tasks)
-        once = _once(ports, options, clock)
-        cursors = Cursors(self._keyring.cursors)
-        links = LinkSigner(self._keyring.links, origin=options.public_origin)
+        self.options, self._keyring = options, _keyring(ports, options)
+        origin = options.public_origin
+        context = _context(ports, options, clock, self._keyring, outages, moved, policies)
+        notifier = _notifier(ports, policies, clock)
+        once, cursors = _once(ports, options, clock), Cursors(self._keyring.cursors)
+        links = LinkSigner(self._keyring.links, origin=origin)
         signer = _signer(ports, clock, self._keyring, moved)
         receivers = ReceiverCheck(webhooks, signer)
         self.submissions = Submissions(
@@ -133,9 +145,9 @@ class Service:
         self.listing = JobQueries(context, cursors)
         self.results = Results(context, cursors, links)
         self.failures = Failures(context)
-        uploads = UploadSigner(self._keyring.uploads, origin=options.public_origin)
-        self.inputs = FileInputs(context, uploads)
-        downloads = ExportLinks(self._keyring.exports, origin=options.public_origin)
+        self.hosts = HostQueries(context)
+        self.inputs = FileInputs(context, UploadSigner(self._keyring.uploads, origin=origin))
+        downloads = ExportLinks(self._keyring.exports, origin=origin)
         self.exports = RunExports(context, downloads, notifier)
         self.rotations = KeyRotations(ports.signing_keys, self._keyring.signing, clock)
         self.webhooks = JobWebhooks(context, receivers)

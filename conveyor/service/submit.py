@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from conveyor.domain import ids, strict_json
 from conveyor.domain.api_keys import NONCE_LENGTH, key_hash
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.fires import with_first_fire
 from conveyor.domain.model import Ingest, IngestStatus, Job, JobStatus, Run, RunStats
 from conveyor.domain.scheduling import Scheduling, Template
@@ -81,7 +82,8 @@ class Additions:
         for run_id, first in added:
             indexes = range(first, first + len(request.specs))
             references = [(index, ids.task_id(run_id, index)) for index in indexes]
-            await self._notifier.tasks_added(job_id, run_id, references)
+            urls = (spec.url for spec in request.specs)
+            await self._notifier.tasks_added(view.job, run_id, references, urls)
         return answer
 
 
@@ -175,17 +177,18 @@ class Submissions:
         except Exception:
             await self._discard_unless_written(to)
             raise
-        await self._announce(run, tasks)
+        await self._announce(job, run, tasks)
         return answer
 
-    async def _announce(self, run: Run | None, tasks: TaskList) -> None:
+    async def _announce(self, job: Job, run: Run | None, tasks: TaskList) -> None:
         if run is None:
             return
         if tasks.staged:
             await self._notifier.ingest_due(run.job_id, run.run_id)
         else:
             references = [(task.index, task.task_id) for task in tasks.tasks]
-            await self._notifier.tasks_added(run.job_id, run.run_id, references)
+            urls = (task.spec.url for task in tasks.tasks)
+            await self._notifier.tasks_added(job, run.run_id, references, urls)
 
     async def _checked(
         self, caller_id: str, body: Sequence[bytes], to: StagedList, attended: CancelOnDisconnect
@@ -194,6 +197,8 @@ class Submissions:
         names."""
 
         async def check(request: JobRequest) -> None:
+            if not self._context.options.heeds_robots:
+                _refuse_robots(request)
             if request.webhook is not None:
                 await self._receivers.check(caller_id, request.webhook, prefix="webhook.")
 
@@ -255,6 +260,7 @@ class Submissions:
             callback=request.callback,
             webhook=request.webhook,
             scheduling=_scheduling(caller, request, to, tasks, now),
+            politeness=request.politeness,
         )
         return job, run
 
@@ -277,6 +283,12 @@ class Submissions:
         status = 202 if run is not None and run.ingest is not None else 201
         made = submit_body(view.job, run, accepted=accepted, waits=waits)
         return StoredResponse(status, encode(made))
+
+
+def _refuse_robots(request: JobRequest) -> None:
+    if request.politeness is not None and request.politeness.robots:
+        problem = "politeness.robots: needs the gateway direct, with the extra [robots]"
+        raise ConveyorError(ErrorCode.INVALID_ARGUMENT, problem)
 
 
 def _needs(job: Job, to: StagedList) -> bool:

@@ -46,6 +46,9 @@ class Settings:
     evict_after: float = 600.0
     run_workers: int = 8
     caller_max_inflight: int = 0
+    host_limit: int = 0
+    host_rate: float = 0.0
+    hosts: str = ""
     max_receives: int = 1_000
     queue_window: int = 10_000
     gateway_timeout: float = 180.0

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from conveyor.domain.hosts import LEAST_RATE, MOST_RATE, is_rate
+
 Check = Callable[[Any], str | None]
 
 HOUR = 3_600
@@ -52,6 +54,11 @@ def lasting(low: float, high: float = LONG) -> Check:
         return None if value <= high else f"must be at most {high:.10g}"
 
     return check
+
+
+def host_rate(value: float) -> str | None:
+    """Check for starts of calls a second, or 0."""
+    return None if is_rate(value) else f"must be 0, or from {LEAST_RATE} to {MOST_RATE:g}"
 
 
 def one_of(*words: str) -> Check:

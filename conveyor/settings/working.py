@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from conveyor.settings.row import DEVELOPMENT, WORKERS, Setting
-from conveyor.settings.validators import HOUR, MOST_VISIBILITY, at_least, between, lasting
+from conveyor.settings.validators import (
+    HOUR,
+    MOST_VISIBILITY,
+    at_least,
+    between,
+    host_rate,
+    lasting,
+)
 
 WORKING: tuple[Setting, ...] = (
     Setting(
@@ -67,6 +74,23 @@ WORKING: tuple[Setting, ...] = (
         "in flight at a time for all jobs of one caller, over the fleet, 0 for no limit",
         at_least(0),
         used_by=WORKERS,
+    ),
+    Setting(
+        "host_limit",
+        "calls",
+        "in flight at a time to one host, over all jobs and workers, up to 1,000, 0 for no limit",
+        between(0, 1_000),
+    ),
+    Setting(
+        "host_rate",
+        "calls a second",
+        "that begin to one host, over all jobs and workers, 0.01 to 1,000, 0 for no limit",
+        host_rate,
+    ),
+    Setting(
+        "hosts",
+        "path",
+        "of a TOML file of patterns of hosts with limits of their own",
     ),
     Setting(
         "max_receives",

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random  # noqa: TID251  (seeded: a simulation is repeatable)
 
+from conveyor.domain.hosts import host_and_port
 from conveyor.simulation.checks import INSTANT, check_count, check_number, check_time
+from conveyor.simulation.gateway import host_url
 from conveyor.simulation.latency import stream
 from conveyor.simulation.process import SimulatedFleet
 
@@ -213,6 +215,28 @@ class GatewayDown:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRefuses:
+    """A host (from 0, or that of a job where each has its own) refuses calls for a time, with a
+    Retry-After."""
+
+    host: int
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_count("HostRefuses.host", self.host, least=0)
+        check_time("HostRefuses.at", self.at)
+        check_time("HostRefuses.seconds", self.seconds, least=INSTANT)
+
+    async def happen(self, fleet: SimulatedFleet) -> None:
+        """Refuse calls from then on."""
+        await fleet.until(self.at)
+        for is_shared in (True, False):
+            name = host_and_port(host_url(self.host, is_shared=is_shared))
+            fleet.gateway.hosts.of(name).refuse(fleet.time.seconds(), self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class BodiesDown:
     """The store of bodies refuses bodies for a time."""
 
@@ -302,6 +326,7 @@ Fault = (
     | GatewaySlow
     | GatewayLimit
     | GatewayDown
+    | HostRefuses
     | BodiesDown
     | LostAcks
     | Duplicates

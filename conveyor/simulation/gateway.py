@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
+from collections import deque
+from itertools import accumulate
+
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.model import Problem, TaskFailure
 from conveyor.engine.reserve import CALLER_KEY
 from conveyor.gateway.problems import unconnected
-from conveyor.ports.gateway import Absence, ScrapeFailed, ScrapeRequest, Shared, Success
-from conveyor.simulation.latency import Latency
+from conveyor.ports.gateway import (
+    Absence,
+    HostRefusal,
+    ScrapeFailed,
+    ScrapeRequest,
+    Shared,
+    Success,
+)
+from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Link
 from conveyor.simulation.loop import VirtualTime
 from conveyor.wire.errors import TransportError, TransportTrouble
 
+WINDOW = 0.9
+"""Seconds over which starts of calls are counted: a second, but for the time of an answer of the
+ledger on its way."""
 REFUSAL = 0.05
 """Seconds until the gateway has refused a call for load."""
 
 _SUCCESS = Success(b"<p>simulated</p>", "text/html")
+NEWS = 0.25
+"""Seconds after a host's refusal in which all workers hear of it."""
 _THROTTLED = Problem(code="rate_limited", title="Too many requests", status=429)
 _TIMEOUT = Problem(code="timeout", title="The gateway did not answer in time", status=504)
 
 
-def task_url(job: int, index: int) -> str:
-    """Return the URL of a task, by the numbers of its job and of itself, from 0."""
-    return f"https://{job}.simulated.example/{index}"
+class HostPicker:
+    """Picks the host of each task: one after the other, or by Zipf's law, with that exponent, where
+    `skew` is not 0. One job has one host of its own."""
+
+    def __init__(self, hosts: int, *, skew: float = 0.0, seed: int = 0) -> None:
+        self._hosts = hosts
+        self._random = stream(seed, "hosts")
+        weights = [1 / (number + 1) ** skew for number in range(hosts)] if skew else []
+        self._shares = list(accumulate(weights))
+
+    def url(self, job: int, index: int) -> str:
+        """Return the URL of a task, by the numbers of its job and of itself, from 0."""
+        if self._hosts == 1:
+            return f"{host_url(job, is_shared=False)}{index}"
+        host = index % self._hosts
+        if self._shares:
+            host = bisect(self._shares, self._random.random() * self._shares[-1])
+        return f"{host_url(host)}{job}/{index}"
+
+
+def host_url(host: int, *, is_shared: bool = True) -> str:
+    """Return the URL of a host by its number from 0: of one that jobs share, or that of a job."""
+    return f"https://{host}.{'host.' if is_shared else ''}simulated.example/"
 
 
 def call_time(latency: Latency, seed: int, *, url: str, attempt: int) -> float:
@@ -46,6 +84,129 @@ class Load:
         self.at = at
 
 
+class HostLoad:
+    """The calls of one host: `peak` is the most in flight, `most_starts` the most that began within
+    WINDOW, `starts` all that began, `seconds` the time spent in calls up to the last of them. It
+    refuses calls until `refuses_until`, and has said so since `told_at`; `uninvited` calls began
+    all the same, later than NEWS."""
+
+    __slots__ = (
+        "_at",
+        "_recent",
+        "_spent",
+        "first",
+        "in_flight",
+        "last",
+        "most_starts",
+        "peak",
+        "refuses_until",
+        "seconds",
+        "starts",
+        "told_at",
+        "uninvited",
+    )
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self.in_flight = self.peak = self.most_starts = self.starts = self.uninvited = 0
+        self._spent = self._at = self.first = self.last = self.seconds = 0.0
+        self.refuses_until = -math.inf
+        self.told_at = math.inf
+
+    def begin(self, now: float) -> None:
+        """Note a call that begins."""
+        recent = self._recent
+        self._move(now, 1)
+        self.peak = max(self.peak, self.in_flight)
+        while recent and recent[0] <= now - WINDOW:
+            recent.popleft()
+        recent.append(now)
+        self.most_starts = max(self.most_starts, len(recent))
+        self.uninvited += self.told_at + NEWS < now < self.refuses_until
+        self.first = self.first if self.starts else now
+        self.starts += 1
+        self.last, self.seconds = now, self._spent
+
+    def end(self, now: float) -> None:
+        """Note a call that ends."""
+        self._move(now, -1)
+
+    def refuse(self, now: float, seconds: float) -> None:
+        """Refuse all calls for a time."""
+        self.refuses_until, self.told_at = now + seconds, math.inf
+
+    def tell(self, now: float) -> float:
+        """Return for how long calls are refused, as the answer to one; 0 if they are not."""
+        left = max(0.0, self.refuses_until - now)
+        if left:
+            self.told_at = min(self.told_at, now)
+        return left
+
+    def use(self, limit: int, rate: float) -> float:
+        """Return the part of its limits that was used, from its first to its last start."""
+        span = self.last - self.first
+        if span <= 0:
+            return 0.0
+        by_limit = self.seconds / (limit * span) if limit else 0.0
+        by_rate = (self.starts - 1) / (rate * span) if rate else 0.0
+        return max(by_limit, by_rate)
+
+    def _move(self, now: float, change: int) -> None:
+        self._spent += self.in_flight * (now - self._at)
+        self._at = now
+        self.in_flight += change
+
+
+class HostLoads:
+    """The calls of each host, by name and port."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self.loads: dict[str, HostLoad] = {}
+
+    def of(self, host: str) -> HostLoad:
+        """Return the calls of a host."""
+        return self.loads.setdefault(host, HostLoad())
+
+    def begin(self, url: str) -> None:
+        """Note a call that begins."""
+        self.of(host_and_port(url)).begin(self._time.seconds())
+
+    def end(self, url: str) -> None:
+        """Note a call that ends."""
+        self.of(host_and_port(url)).end(self._time.seconds())
+
+    def left(self, url: str) -> float:
+        """Return for how long the host of a call refuses calls."""
+        return self.of(host_and_port(url)).refuses_until - self._time.seconds()
+
+    def tell(self, url: str) -> HostRefusal | None:
+        """Return the refusal of a call, if its host refuses calls."""
+        host = host_and_port(url)
+        seconds = self.of(host).tell(self._time.seconds())
+        return HostRefusal(host, seconds) if seconds else None
+
+    @property
+    def peak(self) -> int:
+        """The most calls in flight of any host."""
+        return max((load.peak for load in self.loads.values()), default=0)
+
+    @property
+    def most_starts(self) -> int:
+        """The most calls that began to any host within WINDOW."""
+        return max((load.most_starts for load in self.loads.values()), default=0)
+
+    @property
+    def uninvited(self) -> int:
+        """The calls that began to a host that was closed."""
+        return sum(load.uninvited for load in self.loads.values())
+
+    def use(self, limit: int, rate: float) -> float:
+        """Return the mean part of their limits that hosts with several calls used."""
+        used = [load.use(limit, rate) for load in self.loads.values() if load.starts > 1]
+        return sum(used) / len(used) if used else 0.0
+
+
 class GatewayService:
     """The gateway that every process calls. The key of a call is its job's id.
 
@@ -61,6 +222,7 @@ class GatewayService:
         self._time = time
         self._seed = seed
         self.loads: dict[str, Load] = {}
+        self.hosts = HostLoads(time)
         self.limits: list[int] = []
         self.slowness = 1.0
         self.down = self.unreached = 0
@@ -180,10 +342,14 @@ class SimulatedCall:
             seconds = REFUSAL
         else:
             service.admitted += 1
+        if service.hosts.left(self._url) > 0:
+            seconds = REFUSAL
         gateway.running[self] = None
+        service.hosts.begin(self._url)
         try:
             await link.sleep(min(seconds, self._timeout))
         finally:
+            service.hosts.end(self._url)
             service.admitted -= not refused
             del gateway.running[self]
             if not self.abandoned:
@@ -199,6 +365,13 @@ class SimulatedCall:
             raise ScrapeFailed(
                 _THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, burns_attempt=False
             )
+        if (refusal := service.hosts.tell(self._url)) is not None:
+            left = refusal.seconds or 0.0
+            failed = ScrapeFailed(
+                _THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, retry_after=left
+            )
+            failed.refusal = refusal
+            raise failed
         if seconds > self._timeout:
             raise ScrapeFailed(_TIMEOUT, TaskFailure.TIMEOUT, retryable=True)
         return _SUCCESS

@@ -10,13 +10,15 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from conveyor.dev.pacing import MemoryPacing
 from conveyor.dev.permits import JobLeases, MemoryPermits
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
+from conveyor.ports.pacing import HORIZON, NOTHING_ELSE, Booking, HostState
 from conveyor.ports.permits import LeaseRequest, LedgerState
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Link
@@ -205,6 +207,7 @@ class PermitService:
         self.most_over = 0
         self.down = 0
         self._store = self._make(closed_for=0.0)
+        self.pacing = MemoryPacing(clock)
 
     @property
     def is_ledger(self) -> bool:
@@ -215,6 +218,7 @@ class PermitService:
     def restart_empty(self) -> None:
         """Lose every entry. A ledger notices and is closed for a lease; rows are just gone."""
         self._store = self._make(closed_for=self._lease)
+        self.pacing = MemoryPacing(self._clock, closed_for=HORIZON)
 
     async def acquire_or_renew(
         self, request: LeaseRequest, *, limit: int, lease: float
@@ -316,6 +320,81 @@ class SimulatedPermits:
             ),
             default=None,
         )
+
+
+class SimulatedPacing:
+    """The pacing port of one process. The store that keeps permits keeps the starts too."""
+
+    def __init__(self, service: PermitService, link: Link, reach: LedgerReach) -> None:
+        self._service = service
+        self._link = link
+        self._reach = reach
+
+    async def book(
+        self,
+        host: str,
+        interval: float,
+        count: int = 1,
+        *,
+        also: Mapping[str, float] = NOTHING_ELSE,
+    ) -> Booking:
+        """Book starts. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        booking = await self._service.pacing.book(host, interval, count, also=also)
+        self._link.note(f"book {host} {booking.starts} {booking.closed_for}")
+        await self._link.come_back(back)
+        return booking
+
+    async def line_up(self, host: str, interval: float) -> float:
+        """Take a place in the line. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        wait = await self._service.pacing.line_up(host, interval)
+        self._link.note(f"line up {host} {wait}")
+        await self._link.come_back(back)
+        return wait
+
+    async def close(self, host: str, seconds: float) -> None:
+        """Close a host. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        await self._service.pacing.close(host, seconds)
+        self._link.note(f"close {host} {seconds}")
+        await self._link.come_back(back)
+
+    async def lower(self, host: str, limit: int, age: float) -> int:
+        """Halve a ceiling. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        ceiling = await self._service.pacing.lower(host, limit, age)
+        self._link.note(f"lower {host} {ceiling}")
+        await self._link.come_back(back)
+        return ceiling
+
+    async def lift(self, host: str, limit: int) -> None:
+        """Let a ceiling grow. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        await self._service.pacing.lift(host, limit)
+        self._link.note(f"lift {host}")
+        await self._link.come_back(back)
+
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        """Slow a host down. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        await self._service.pacing.slow(host, interval, seconds)
+        self._link.note(f"slow {host} {interval}")
+        await self._link.come_back(back)
+
+    async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
+        """Look at hosts. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        state = await self._service.pacing.state(hosts)
+        await self._link.come_back(back)
+        return state
+
+    async def _go(self) -> float:
+        back = await self._link.go()
+        if self._reach.cut_off or self._service.down:
+            await self._link.come_back(TIMEOUT)
+            raise no_answer()
+        return back
 
 
 def no_answer() -> ConveyorError:

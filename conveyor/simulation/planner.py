@@ -12,7 +12,7 @@ from typing import Any
 from conveyor.client.output import count, duration
 from conveyor.settings import Settings
 from conveyor.simulation import REALISTIC_COOL, JobPlan, Latency, Scenario
-from conveyor.simulation.gateway import call_time, task_url
+from conveyor.simulation.gateway import HostPicker, call_time
 from conveyor.simulation.view import Row, brief, unfinished
 
 RESERVING = ("reserve", "reserve-strict")
@@ -48,7 +48,8 @@ _LEAST_CALLS = 5
 class Question:
     """A fleet and a job: `workers` of `slots` gateway calls each, `tasks` under a `cap`.
 
-    `latency` is the median of a gateway call in seconds, `sigma` its lognormal spread.
+    `latency` is the median of a gateway call in seconds, `sigma` its lognormal spread. The tasks
+    are spread over `hosts`, each with the limits `host_limit` and `host_rate`, 0 for none.
     """
 
     tasks: int
@@ -59,11 +60,20 @@ class Question:
     sigma: float
     policies: tuple[str, ...]
     seed: int
+    hosts: int = 1
+    host_limit: int = 0
+    host_rate: float = 0.0
 
     @property
     def at_a_time(self) -> int:
         """Return the maximum number of gateway calls in flight."""
-        return min(self.cap, self.workers * self.slots)
+        most = min(self.cap, self.workers * self.slots)
+        return min(most, self.hosts * self.host_limit) if self.host_limit else most
+
+    @property
+    def has_host_limits(self) -> bool:
+        """Return whether hosts have limits."""
+        return bool(self.host_limit or self.host_rate)
 
     @property
     def mean(self) -> float:
@@ -80,14 +90,18 @@ class Question:
     @property
     def expected_seconds(self) -> float:
         """Return about how many virtual seconds the job takes if no permit is ever idle."""
-        return max(self.tasks * self.mean / self.at_a_time, self.mean)
+        starting = self.tasks / (self.hosts * self.host_rate) if self.host_rate else 0.0
+        return max(self.tasks * self.mean / self.at_a_time, self.mean, starting)
 
     def least_seconds(self) -> float:
         """Return the virtual seconds that this very job, with calls by seed, takes at least."""
         latency = Latency(self.latency, self.sigma)
-        longest = spent = 0.0
+        starts = math.ceil(self.tasks / self.hosts)
+        longest = (starts - 1) / self.host_rate if self.host_rate else 0.0
+        spent = 0.0
+        picker = HostPicker(self.hosts)
         for index in range(self.tasks):
-            url = task_url(0, index)
+            url = picker.url(0, index)
             took = min(call_time(latency, self.seed, url=url, attempt=1), TIMEOUT)
             longest = max(longest, took)
             spent += took
@@ -116,6 +130,9 @@ def scenarios(question: Question) -> list[Scenario]:
             permit_store="ledger" if policy in RESERVING else "atomic-rows",
             window=None if policy in RESERVING else _window(question),
             seed=question.seed,
+            hosts=question.hosts,
+            host_limit=question.host_limit,
+            host_rate=question.host_rate,
         )
         for policy in question.policies
     ]

@@ -14,7 +14,7 @@ The picking rules are fewest calls in flight, which workers use, round robin and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -161,6 +161,10 @@ class ReceiveFirstPolicy:
         """Permits in hand, over all jobs."""
         return len(self._held)
 
+    def is_out(self, lane: Lane, now: float) -> bool:
+        """Return False: permits of hosts are not taken."""
+        return False
+
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return False: nothing is buffered, so nothing waits to be started."""
         return False
@@ -179,6 +183,17 @@ class ReceiveFirstPolicy:
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Nothing is acquired ahead of messages."""
+
+    def take(self, lane: Lane, count: int) -> Sequence[float] | None:
+        """Nothing: starts are not booked."""
+        return ()
+
+    async def book(self, lane: Lane, count: int) -> Sequence[float]:
+        """Nothing: starts are not booked."""
+        return ()
+
+    def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
+        """Nothing was taken."""
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Ask the ledger for this message's permit."""
@@ -223,6 +238,10 @@ class ReceiveFirstPolicy:
     def state(self, lane: Lane, now: float) -> PermitState:
         """Tell only of the permits: the ledger is asked message by message."""
         return PermitState(lane.admitted)
+
+    def closed_until(self, lanes: Sequence[Lane], now: float) -> float | None:
+        """Return None: nothing is known of hosts."""
+        return None
 
     async def leave(self, lane: Lane) -> None:
         """Nothing is held beyond the messages at work."""

@@ -24,7 +24,12 @@ from conveyor.simulation.gateway import GatewayService, SimulatedGateway
 from conveyor.simulation.latency import Latency, stream
 from conveyor.simulation.link import Gate, Link, ProcessKilled, Trace
 from conveyor.simulation.loop import VirtualTime
-from conveyor.simulation.permits import LedgerReach, PermitService, SimulatedPermits
+from conveyor.simulation.permits import (
+    LedgerReach,
+    PermitService,
+    SimulatedPacing,
+    SimulatedPermits,
+)
 from conveyor.simulation.policies import picking
 from conveyor.simulation.queues import QueueService, SimulatedQueues
 from conveyor.simulation.store import (
@@ -147,6 +152,9 @@ class _Boot:
             blobs=SimulatedBlobs(services.blobs, self._link("blobs", NO_TIME)),
             queues=SimulatedQueues(services.queues, self._link("queues", world.queue_latency)),
             permits=self.permits,
+            pacing=SimulatedPacing(
+                services.permits, self._link("pacing", world.permit_latency), reach
+            ),
             signals=LocalSignals(),
             gateway=self.gateway,
             sealer=KeySealer([SECRET]),
@@ -299,6 +307,8 @@ class FleetOptions:
     clock_skew: float
     run_workers: int
     caller_max_inflight: int
+    host_limit: int
+    host_rate: float
 
 
 class SimulatedFleet:
@@ -334,7 +344,12 @@ class SimulatedFleet:
             reports=MemoryWorkers(self.clock),
         )
         draw, most = stream(seed, "clock skews").uniform, options.clock_skew
-        settings = replace(world.settings(), caller_max_inflight=options.caller_max_inflight)
+        settings = replace(
+            world.settings(),
+            caller_max_inflight=options.caller_max_inflight,
+            host_limit=options.host_limit,
+            host_rate=options.host_rate,
+        )
         self.workers = [
             WorkerProcess(services, settings, number=number, skew=draw(-most, most))
             for number in range(options.workers)
@@ -353,7 +368,7 @@ class SimulatedFleet:
         queues = QueueService(
             self.time,
             self.trace,
-            self.store.unfinished,
+            self.store,
             seed=seed,
             partitions=self.world.partitions,
             partitions_asked=self.world.partitions_asked,

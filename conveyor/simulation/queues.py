@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import anyio
 
@@ -17,18 +18,30 @@ from conveyor.ports.queues import (
     CONTROL_QUEUE,
     DEAD_LETTER_QUEUE,
     MAX_BATCH,
+    MOST_HOST_QUEUES,
     Delivery,
     Message,
     QueueMissing,
     TaskMessage,
     run_queue,
+    run_queues,
+    task_messages,
 )
 from conveyor.simulation.latency import stream
 from conveyor.simulation.link import Link, Trace
 from conveyor.simulation.loop import VirtualTime
 
-Unfinished = Callable[[str], Awaitable[list[tuple[int, str]]]]
-"""Returns every (index, task_id) of a run that is not terminal."""
+
+class QueueRows(Protocol):
+    """The rows from which lost queues come back."""
+
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
+        """Return every (index, task_id) of a run that is not terminal."""
+        ...
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        """Return the host of each of these tasks."""
+        ...
 
 
 class _Item:
@@ -103,16 +116,16 @@ class QueueService:
     acknowledgements and changes answered with an error, half of them applied all the same.
 
     The figures leave out the control queue, which every worker asks alike: `received` counts
-    messages handed out, `calls` receive calls, `empties` the empty ones, `dead_lettered` messages
-    given up; `on_hand` counts messages received whose task has not ended, `peak_on_hand` the most
-    of them.
+    messages handed out, `most_received` is the most times that one was, `calls` receive calls,
+    `empties` the empty ones, `dead_lettered` messages given up; `on_hand` counts messages received
+    whose task has not ended, `peak_on_hand` the most of them.
     """
 
     def __init__(
         self,
         time: VirtualTime,
         trace: Trace,
-        unfinished: Unfinished,
+        rows: QueueRows,
         *,
         seed: int = 0,
         partitions: int = 1,
@@ -122,7 +135,7 @@ class QueueService:
         self._time = time
         self._seconds = time.seconds
         self._trace = trace
-        self._unfinished = unfinished
+        self._rows = rows
         self._random = stream(seed, "queues")
         self._partitions = partitions
         self._asked = min(partitions_asked, partitions)
@@ -134,34 +147,34 @@ class QueueService:
         self._numbers = 0
         self.duplicates = self.lost_answers = 0.0
         self.received = self.calls = self.empties = self.dead_lettered = 0
-        self.on_hand = self.peak_on_hand = 0
+        self.on_hand = self.peak_on_hand = self.most_received = 0
         self._held: dict[str, _Item] = {}
 
     # -- queues --
 
-    def open(self, run_id: str) -> None:
-        """Make a run's queue; without effect if it exists."""
-        if run_queue(run_id) not in self._queues:
-            self._make(run_queue(run_id))
-
     def drop(self, run_id: str) -> None:
-        """Remove a run's queue, its messages and its receipts."""
-        queue = self._queues.pop(run_queue(run_id), None)
-        if queue is not None:
-            self._trace.note(f"queue dropped {run_id}")
+        """Remove the queues of a run, their messages and their receipts."""
+        for name in self._of_run(run_id):
+            queue = self._queues.pop(name)
+            self._trace.note(f"queue dropped {name.removeprefix(run_queue(''))}")
             for item in queue.in_hand.values():
                 self._release(item)
             while queue.waiters:
                 queue.waiters.popleft().set()
 
-    async def remake(self, job_id: str, run_id: str) -> None:
-        """Make a missing queue again, with a message for each task that has not ended."""
-        if run_queue(run_id) in self._queues:
+    async def remake(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        """Make the missing queues of a run again, with a message for each task of theirs that has
+        not ended."""
+        names = run_queues(run_id, hosts)
+        if all(name in self._queues for name in names):
             return
-        tasks = await self._unfinished(run_id)
-        if run_queue(run_id) not in self._queues:
-            self._trace.note(f"queue made again {run_id}")
-            self.send_tasks(job_id, run_id, tasks)
+        tasks = await self._rows.unfinished(run_id)
+        of_tasks = await self._rows.task_hosts(run_id, tasks) if hosts else ()
+        messages = task_messages(job_id, run_id, tasks, of_tasks, hosts)
+        for name in names:
+            if name not in self._queues:
+                self._trace.note(f"queue made again {name.removeprefix(run_queue(''))}")
+                self._fill(name, messages.get(name, ()))
 
     def depth(self, name: str) -> int:
         """Return the number of waiting messages, hidden ones included."""
@@ -170,11 +183,9 @@ class QueueService:
 
     def holds(self, run_id: str) -> set[str]:
         """Return the tasks of a run that a message still names."""
-        queue = self._queues.get(run_queue(run_id))
-        if queue is None:
-            return set()
-        waiting = [item for partition in queue.partitions for item in partition]
-        hidden = [item for *_, item in queue.hidden]
+        queues = [self._queues[name] for name in self._of_run(run_id)]
+        waiting = [item for queue in queues for part in queue.partitions for item in part]
+        hidden = [item for queue in queues for *_, item in queue.hidden]
         return {
             item.message.task_id
             for item in [*waiting, *hidden]
@@ -183,11 +194,28 @@ class QueueService:
 
     # -- messages --
 
-    def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
         """Enqueue references."""
-        self.open(run_id)
-        for _, task_id in tasks:
-            self.send(run_queue(run_id), TaskMessage(job_id, run_id, task_id))
+        for name, messages in task_messages(job_id, run_id, tasks, hosts, lanes).items():
+            self._fill(name, messages)
+
+    def _fill(self, name: str, messages: Sequence[TaskMessage]) -> None:
+        if name not in self._queues:
+            self._make(name)
+        for message in messages:
+            self.send(name, message)
+
+    def _of_run(self, run_id: str) -> list[str]:
+        """Return the names of the queues that a run has."""
+        names = run_queues(run_id, [""] * MOST_HOST_QUEUES)
+        return [name for name in names if name in self._queues]
 
     def send(self, name: str, message: Message, *, delay: float = 0.0) -> None:
         """Enqueue one message, to be seen after `delay` seconds."""
@@ -320,6 +348,7 @@ class QueueService:
             self.send(DEAD_LETTER_QUEUE, item.message)
             return
         item.received += 1
+        self.most_received = max(self.most_received, item.received)
         item.receipt = f"{item.number}.{item.received}"
         queue.in_hand[item.receipt] = item
         item.visibility = visibility
@@ -389,14 +418,14 @@ class SimulatedQueues:
         self._service = service
         self._link = link
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Do nothing: a queue needs no preparation, and a missing one stays missing."""
         await self._link.come_back(await self._link.go())
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Make a missing queue again, from the rows of its run."""
         back = await self._link.go()
-        await self._service.remake(job_id, run_id)
+        await self._service.remake(job_id, run_id, hosts)
         await self._link.come_back(back)
 
     async def drop_run(self, run_id: str) -> None:
@@ -404,9 +433,16 @@ class SimulatedQueues:
         self._service.drop(run_id)
         await self._link.come_back(back)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
         back = await self._link.go()
-        self._service.send_tasks(job_id, run_id, tasks)
+        self._service.send_tasks(job_id, run_id, tasks, hosts, lanes)
         await self._link.come_back(back)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:

@@ -50,10 +50,13 @@ class Report:
     them. `peak_granted` is the most permits of one job at any write of the permit store,
     `granted_over` the most above its cap. `unreached` calls found no gateway. `abandoned` calls
     belong to processes paused until their permits lapsed, `fenced` ones were cut off by their
-    worker. `lanes` are the runs
-    that each worker serves at the end. `peaks` are the most calls in flight of each job,
-    `finished_at` the end of each, None if it has not ended, both in order of the
-    plans. `events` counts the events in the trace.
+    worker. `lanes` are the runs that each worker serves at the end. `peaks` are the most calls in
+    flight of each job, `host_peak` those of any host, `host_starts` the most calls that began to
+    one host in a second shortened by 0.1; `host_use` is the mean part that hosts with several calls
+    had of their limit or rate, whichever was closer; `uninvited` calls began to hosts that were
+    closed. `most_received` is the most times that one message was received. `finished_at` is the
+    end of each job, None if it has not ended, in the order of the plans, as `peaks` are. `events`
+    counts the events in the trace.
     """
 
     world: str
@@ -93,6 +96,11 @@ class Report:
     abandoned: int
     fenced: int
     peaks: tuple[int, ...]
+    host_peak: int
+    host_starts: int
+    host_use: float
+    most_received: int
+    uninvited: int
     lanes: tuple[int, ...]
     finished_at: tuple[float | None, ...]
     events: int
@@ -100,3 +108,11 @@ class Report:
     def row(self) -> dict[str, str | int | float | None]:
         """Return the figures of a benchmark's row, in its order, for JSON."""
         return {name: getattr(self, name) for name in ROW}
+
+    def of_hosts(self) -> dict[str, str | int | float | None]:
+        """Return the figures of hosts, for JSON."""
+        return {
+            "host_peak": self.host_peak,
+            "host_starts": self.host_starts,
+            "host_use": round(self.host_use, 4),
+        }

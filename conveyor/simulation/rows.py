@@ -6,7 +6,7 @@ latency of calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from conveyor.domain.failure_groups import failure_kind
 from conveyor.domain.model import (
@@ -38,6 +38,7 @@ from conveyor.domain.task_rules import (
     is_held,
     settlement_change,
 )
+from conveyor.ports.queues import MOST_HOST_QUEUES
 from conveyor.ports.tasks import Claim, Claimed, ClaimedElsewhere, NotClaimable, Settled
 
 
@@ -140,6 +141,7 @@ class RunRows:
         "counters",
         "failure_detail",
         "failure_reason",
+        "hosts",
         "job",
         "moved",
         "rows",
@@ -159,6 +161,7 @@ class RunRows:
         self.counters = RunCounters(total=len(rows), updated_at=run.updated_at)
         self.failure_reason: RunFailure | None = None
         self.failure_detail: str | None = None
+        self.hosts: tuple[str, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -176,6 +179,8 @@ class RunRows:
             max_inflight=self.job.max_inflight,
             created_at=self.run.created_at,
             caller=self.job.caller,
+            politeness=self.job.politeness,
+            hosts=self.hosts,
         )
 
     def as_run(self) -> Run:
@@ -210,6 +215,14 @@ class RunRows:
         self.changed(now)
         self.moved(self)
         return True
+
+    def add_hosts(self, hosts: Sequence[str], now: int) -> tuple[str, ...]:
+        """Append hosts that are to have a queue of their own; return all of them."""
+        after = tuple(dict.fromkeys([*self.hosts, *hosts]))[:MOST_HOST_QUEUES]
+        if self.live and after != self.hosts:
+            self.hosts = after
+            self.changed(now)
+        return self.hosts
 
     def changed(self, now: int) -> None:
         """Record a change of status at `now`, by the writer's clock."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import NoneType
 
+from conveyor.domain.hosts import MOST_LIMIT, is_rate
 from conveyor.simulation.checks import (
     INSTANT,
     check_count,
@@ -13,7 +14,7 @@ from conveyor.simulation.checks import (
     check_time,
     check_word,
 )
-from conveyor.simulation.faults import Fault, Kill, Pause, PermitsCutOff, QueueLost
+from conveyor.simulation.faults import Fault, HostRefuses, Kill, Pause, PermitsCutOff, QueueLost
 from conveyor.simulation.latency import Latency
 from conveyor.simulation.loop import BACKENDS
 from conveyor.simulation.permits import LEDGER, PERMIT_STORES
@@ -57,7 +58,9 @@ class Scenario:
     Raises ValueError for unknown words, for numbers out of bounds, and for faults of workers or
     jobs that do not exist. `window`: virtual seconds after which it is cut off, None to run to its
     end. `clock_skew`: maximum seconds that a worker's wall clock is off, either way.
-    `run_workers`, `caller_max_inflight`: the settings of these names.
+    `run_workers`, `caller_max_inflight`, `host_limit`, `host_rate`: the settings of these names.
+    The tasks of each job are spread over `hosts`, evenly, or by Zipf's law with the exponent
+    `host_skew`.
     """
 
     world: World
@@ -73,6 +76,10 @@ class Scenario:
     clock_skew: float = 0.0
     run_workers: int = 0
     caller_max_inflight: int = 0
+    hosts: int = 1
+    host_limit: int = 0
+    host_rate: float = 0.0
+    host_skew: float = 0.0
 
     def __post_init__(self) -> None:
         check_kind("Scenario.world", self.world, World, "a World")
@@ -87,6 +94,12 @@ class Scenario:
         check_time("Scenario.clock_skew", self.clock_skew)
         check_count("Scenario.run_workers", self.run_workers, least=0)
         check_count("Scenario.caller_max_inflight", self.caller_max_inflight, least=0)
+        check_count("Scenario.hosts", self.hosts)
+        check_count("Scenario.host_limit", self.host_limit, least=0, most=MOST_LIMIT)
+        if isinstance(self.host_rate, bool | str | NoneType) or not is_rate(self.host_rate):
+            words = "must be 0, or from 0.01 to 1,000"
+            raise ValueError(f"Scenario.host_rate {words}, not {self.host_rate!r:.60}")
+        check_time("Scenario.host_skew", self.host_skew)
         if not self.jobs:
             raise ValueError("Scenario.jobs must hold a job")
         for number, plan in enumerate(self.jobs):
@@ -100,5 +113,9 @@ class Scenario:
         name = type(fault).__name__
         if isinstance(fault, Kill | Pause | PermitsCutOff):
             check_place(f"{name}.worker", fault.worker, among=self.workers, noun="worker")
+        if isinstance(fault, HostRefuses):
+            check_place(
+                f"{name}.host", fault.host, among=max(self.hosts, len(self.jobs)), noun="host"
+            )
         if isinstance(fault, QueueLost):
             check_place(f"{name}.job", fault.job, among=len(self.jobs), noun="job")

@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import (
     Job,
@@ -23,7 +24,8 @@ from conveyor.domain.model import (
     TaskSpec,
 )
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES
-from conveyor.simulation.gateway import task_url
+from conveyor.records.task_sending import LEAST_ROWS
+from conveyor.simulation.gateway import HostPicker
 from conveyor.simulation.loop import VirtualTime
 from conveyor.simulation.loop import run as run_in_virtual_time
 from conveyor.simulation.process import SECRET, FleetOptions, SimulatedFleet
@@ -90,8 +92,11 @@ class _Simulation:
                 clock_skew=scenario.clock_skew,
                 run_workers=scenario.run_workers,
                 caller_max_inflight=scenario.caller_max_inflight,
+                host_limit=scenario.host_limit,
+                host_rate=scenario.host_rate,
             ),
         )
+        self._hosts = HostPicker(scenario.hosts, skew=scenario.host_skew, seed=scenario.seed)
         self._fleet.run_ids = [""] * len(scenario.jobs)
         self._fleet.store.on_ended = self._run_ended
         self._sealer = KeySealer([SECRET])
@@ -167,19 +172,27 @@ class _Simulation:
             stats=RunStats(total=plan.tasks),
         )
         tasks = [
-            NewTask(
-                index,
-                task_id(run_id, index),
-                TaskSpec(url=task_url(place, index)),
-            )
+            NewTask(index, task_id(run_id, index), TaskSpec(url=self._hosts.url(place, index)))
             for index in range(plan.tasks)
         ]
         latency = plan.gateway or self._scenario.world.gateway
         fleet.gateway.open(job_id, plan.cap, latency, caller=plan.caller)
         fleet.store.add(job, made, tasks)
-        fleet.queues.send_tasks(job_id, run_id, [(task.index, task.task_id) for task in tasks])
+        self._send(job_id, run_id, tasks)
         fleet.run_ids[place] = run_id
         fleet.trace.note(f"submitted {run_id}")
+
+    def _send(self, job_id: str, run_id: str, tasks: list[NewTask]) -> None:
+        """Enqueue the tasks of a run, those of its first hosts in queues of their own."""
+        fleet, scenario = self._fleet, self._scenario
+        hosts: list[str] = []
+        lanes: tuple[str, ...] = ()
+        if scenario.host_limit or scenario.host_rate:
+            hosts = [host_and_port(task.spec.url) for task in tasks]
+            if len(tasks) >= LEAST_ROWS:
+                lanes = fleet.store.runs[run_id].add_hosts(hosts, fleet.clock.now())
+        references = [(task.index, task.task_id) for task in tasks]
+        fleet.queues.send_tasks(job_id, run_id, references, hosts, lanes)
 
     def _run_ended(self, ended: RunRows) -> None:
         self._fleet.trace.note(f"ended {ended.run.run_id} {ended.status}")
@@ -237,6 +250,11 @@ def measure(
         abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
         peaks=_peaks(fleet),
+        host_peak=gateway.hosts.peak,
+        host_starts=gateway.hosts.most_starts,
+        host_use=gateway.hosts.use(scenario.host_limit, scenario.host_rate),
+        most_received=queues.most_received,
+        uninvited=gateway.hosts.uninvited,
         lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,

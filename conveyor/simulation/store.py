@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from conveyor.dev.permits import MemoryWorkers
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.model import (
     DispatchableRun,
     Job,
@@ -52,6 +53,11 @@ class Store:
         run = self.runs.get(run_id)
         rows = run.rows.values() if run is not None else ()
         return [(row.index, row.task_id) for row in rows if row.status not in TERMINAL_TASK_STATES]
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        """Return the host of each of these tasks, (index, task_id) each."""
+        rows = self.runs[run_id].rows
+        return [host_and_port(rows[task_id].spec.url) for _, task_id in tasks]
 
 
 class SimulatedTasks:
@@ -159,6 +165,13 @@ class SimulatedRuns:
             run.failure_reason, run.failure_detail = reason, detail
         await self._link.come_back(back)
         return ended
+
+    async def add_hosts(self, run_id: str, hosts: Sequence[str], *, now: int) -> tuple[str, ...]:
+        back = await self._link.go()
+        run = self._store.runs.get(run_id)
+        found = () if run is None else run.add_hosts(hosts, now)
+        await self._link.come_back(back)
+        return found
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         back = await self._link.go()

@@ -11,7 +11,7 @@ from anyio import CancelScope
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.outbox import TokenExpired
-from conveyor.ports.queues import Delivery, Message, Queues, run_queue
+from conveyor.ports.queues import Delivery, Message, Queues, TaskMessage
 
 
 class ScriptedCallbacks:
@@ -66,20 +66,27 @@ class DuplicatingQueues:
         self._received: dict[tuple[str, str], Message] = {}
         self._dropped: set[str] = set()
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
-        self._dropped.discard(run_queue(run_id))
-        await self._queues.open_run(job_id, run_id)
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        self._dropped.discard(run_id)
+        await self._queues.open_run(job_id, run_id, hosts)
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
-        self._dropped.discard(run_queue(run_id))
-        await self._queues.remake_run(job_id, run_id)
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        self._dropped.discard(run_id)
+        await self._queues.remake_run(job_id, run_id, hosts)
 
     async def drop_run(self, run_id: str) -> None:
-        self._dropped.add(run_queue(run_id))
+        self._dropped.add(run_id)
         await self._queues.drop_run(run_id)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        await self._queues.send_tasks(job_id, run_id, tasks)
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
+        await self._queues.send_tasks(job_id, run_id, tasks, hosts, lanes)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
         await self._queues.send(queue, message, delay=delay)
@@ -118,6 +125,7 @@ class DuplicatingQueues:
         return await self._queues.count(queue)
 
     async def _send_copy(self, queue: str, message: Message, sent: set[Message]) -> None:
-        if message not in sent and queue not in self._dropped:
+        is_gone = isinstance(message, TaskMessage) and message.run_id in self._dropped
+        if message not in sent and not is_gone:
             sent.add(message)
             await self._queues.send(queue, message)

@@ -219,6 +219,7 @@ SPOKEN: dict[str, list[str]] = {
     "pause": ["JOB"],
     "resume": ["JOB"],
     "failures": ["JOB"],
+    "hosts": ["JOB"],
     "rerun": ["JOB"],
     "rm": ["JOB"],
     "run": ["http://fake.test/json", "-o", "OUT/pages", "--gateway", "fake"],
@@ -258,7 +259,7 @@ def test_every_command_of_a_user_speaks_json(
     given = objects(ran)
     assert given
     for one in given:
-        assert {"job_id", "task_id", "directory", "groups"} & one.keys(), one
+        assert {"job_id", "task_id", "directory", "groups", "hosts"} & one.keys(), one
     if name in LIVE:
         conveyor(server, "rm", job_id)
 

@@ -103,6 +103,7 @@ _fields = st.dictionaries(
     st.sampled_from(
         ["type", "status", "name", "external_id", "metadata", "zenrows_params", "max_inflight"]
         + ["priority", "max_attempts", "result_ttl_days", "async", "webhook", "callback", "odd"]
+        + ["politeness"]
     ),
     _anything,
     max_size=1,

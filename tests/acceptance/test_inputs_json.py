@@ -138,6 +138,7 @@ SUBMIT_FIELDS: dict[str, set[str]] = {
     "webhook": set(),
     "schedule": set(VALUES),
     "callback": set(),
+    "politeness": {"empty object"},
 }
 """Each field, and those of VALUES that it takes."""
 
@@ -198,6 +199,8 @@ def test_one_over_each_limit_is_refused(caller: Caller) -> None:
         {"max_attempts": 11},
         {"result_ttl_days": 0},
         {"result_ttl_days": 366},
+        {"politeness": {"per_host": 1_001}},
+        {"politeness": {"per_host_rate": 0.009}},
         {"tasks": [{"url": GOOD}] * 100_001},
         {"tasks": []},
     ]

@@ -40,9 +40,9 @@ class RecordedQueues:
 
         return noted if name in ("receive", "change_visibility", "send") else call
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         self.calls.append(("open_run", run_queue(run_id)))
-        await self._queues.open_run(job_id, run_id)
+        await self._queues.open_run(job_id, run_id, hosts)
 
     async def drop_run(self, run_id: str) -> None:
         await self._queues.drop_run(run_id)

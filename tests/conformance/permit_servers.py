@@ -118,6 +118,6 @@ def permits_table(clock: FakeClock) -> Table:
     return Table(over_clients({"dynamodb": client}, options, clock, credentials=None), name, clock)
 
 
-def dynamo_permits(clock: FakeClock) -> Permits:
-    """A ledger on the shared table, with jobs of its own."""
-    return OwnJobs(DynamoPermits(permits_table(clock), clock), secrets.token_hex(6))
+def dynamo_permits(clock: FakeClock, prefix: str = "") -> Permits:
+    """A ledger on the shared table, with jobs of its own, or of all that have the prefix."""
+    return OwnJobs(DynamoPermits(permits_table(clock), clock), prefix or secrets.token_hex(6))

@@ -148,7 +148,12 @@ def _memory(*, reorder: int) -> Callable[[int | None], AbstractAsyncContextManag
     async def opened(max_receives: int | None) -> AsyncIterator[Bench]:
         clock, rows = FakeClock(), Rows()
         queues = MemoryQueues(
-            rows.unfinished_after, clock, window=50, reorder=reorder, max_receives=max_receives
+            rows.unfinished_after,
+            clock,
+            task_hosts=rows.task_hosts,
+            window=50,
+            reorder=reorder,
+            max_receives=max_receives,
         )
         yield Bench(queues, clock, rows)
 
@@ -160,10 +165,12 @@ async def _simulated(max_receives: int | None) -> AsyncIterator[Bench]:
     time, rows = virtual_time(), Rows()
     trace = Trace(time.seconds)
 
-    async def unfinished(run_id: str) -> list[tuple[int, str]]:
-        return await rows.unfinished_after(run_id, -1, 1_000_000)
-
-    service = QueueService(time, trace, unfinished, max_receives=max_receives or 1_000_000)
+    service = QueueService(
+        time,
+        trace,
+        rows,
+        max_receives=max_receives or 1_000_000,
+    )
     link = Link(
         process="tested",
         gate=Gate(),

@@ -32,23 +32,30 @@ BLOCKED_SECONDS = 60
 
 
 class MemoryGenerations:
-    """Generations of queues in this process. `ended` are runs that are not live."""
+    """Generations of queues in this process, and those of hosts by run. `ended` are runs that are
+    not live."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
+        self.hosts: dict[str, dict[int, int]] = {}
         self.ended: set[str] = set()
 
-    async def current(self, run_id: str) -> Generation:
+    async def current(self, run_id: str, host: int | None = None) -> Generation:
         """The present one."""
-        return Generation(self.numbers.get(run_id, 0), live=run_id not in self.ended)
+        hosts = self.hosts.get(run_id, {})
+        number = self.numbers.get(run_id, 0) if host is None else hosts.get(host, 0)
+        return Generation(number, live=run_id not in self.ended, hosts=dict(hosts))
 
-    async def follow(self, run_id: str, known: int) -> Generation:
+    async def follow(self, run_id: str, known: int, host: int | None = None) -> Generation:
         """The next one, unless another was quicker."""
-        present = await self.current(run_id)
+        present = await self.current(run_id, host)
         if present.number != known or not present.live:
             return present
-        self.numbers[run_id] = known + 1
-        return Generation(known + 1, live=True, moved=True)
+        if host is None:
+            self.numbers[run_id] = known + 1
+        else:
+            self.hosts.setdefault(run_id, {})[host] = known + 1
+        return (await self.current(run_id, host))._replace(moved=True)
 
 
 class JumpingClock(FakeClock):
@@ -115,7 +122,7 @@ class SqsBench:
             aws or self.aws,
             clock or self.clock,
             self.generations,
-            self.rows.unfinished_after,
+            self.rows,
             environment=self.environment,
             max_receives=max_receives,
             long_polls=long_polls,

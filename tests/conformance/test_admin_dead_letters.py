@@ -37,6 +37,7 @@ from conveyor.prod.sqs.registry import RETENTION, prefix
 from conveyor.service.dead_letters import LETTERS_SHOWN, OperatorLetters
 from conveyor.service.results import Cursors
 from tests.conformance.emulators import address, aws_options
+from tests.conformance.queue_rows import Rows
 
 pytestmark = pytest.mark.extended
 
@@ -57,7 +58,7 @@ class Fleet:
             aws,
             CLOCK,
             DynamoGenerations(DynamoRunRows(table, RunPlaces(table))),
-            self._no_rows,
+            Rows(),
             environment=options.environment,
         )
         self._dead = f"{prefix(options.environment)}{DEAD_LETTER_QUEUE}"
@@ -79,9 +80,6 @@ class Fleet:
         """Return the messages of the control queue."""
         found = await self.queues.receive(CONTROL_QUEUE, limit=10, visibility=30.0)
         return [delivery.message for delivery in found]
-
-    async def _no_rows(self, _run_id: str, _after: int, _limit: int) -> list[tuple[int, str]]:
-        return []
 
 
 @pytest.fixture

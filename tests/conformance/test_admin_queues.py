@@ -105,7 +105,8 @@ async def test_everything_of_the_environment_is_removed_and_nothing_else(
     await resource.ensure()
     # An environment may be named as another one begins.
     foreign = {"other-control", "other-dead-letter", f"other-run-{CLOCK.new_id()}-1"}
-    own = {f"run-{CLOCK.new_id()}-1", f"run-{CLOCK.new_id()}-12"}
+    run_id = CLOCK.new_id()
+    own = {f"run-{run_id}-1", f"run-{run_id}-h62-1", f"run-{CLOCK.new_id()}-12"}
     for name in own | foreign:
         await aws.call("sqs", "create_queue", {"QueueName": prefix + name})
 

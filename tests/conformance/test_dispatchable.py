@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import DispatchableRun, RunFailure, Task, TaskStatus
 from conveyor.domain.task_rules import Released, Settlement
 from conveyor.ports.binding import Jobs, Runs
@@ -58,6 +59,25 @@ async def test_only_running_unpaused_runs_are_dispatchable(
     assert [run.run_id for run in await runs.dispatchable_runs()] == [waiting_run]
     await jobs.delete_job(CALLER, waiting, now=world.now)
     assert await runs.dispatchable_runs() == []
+
+
+async def test_a_worker_learns_the_politeness_of_a_run_however_it_finds_it(
+    world: World, runs: Runs
+) -> None:
+    manners = Politeness(per_host=2, per_host_rate=0.5)
+    _, rude = await world.submit(1)
+    job_id, run_id = await world.submit(1, politeness=manners)
+    assert (await world.view(job_id)).job.politeness == manners
+    found = {run.run_id: run.politeness for run in await runs.dispatchable_runs()}
+    assert found == {rude: None, run_id: manners}
+    assert await named(world, 0) == {rude, run_id}
+    read = await runs.dispatchable_run(run_id)
+    assert read is not None
+    assert (read.politeness, read.caller) == (manners, CALLER)
+    await runs.pause_run(CALLER, job_id, paused=True, now=world.now)
+    assert DispatchChange(run_id, None) in await runs.dispatch_changes(since=0)
+    changed = await runs.changed_runs(CALLER, before=None, limit=9)
+    assert {one.run.run_id for one in changed} == {rude, run_id}
 
 
 async def test_changes_are_told_from_their_very_millisecond_on(world: World, runs: Runs) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from conveyor.prod.dynamodb.runs import DynamoGenerations
+from conveyor.prod.dynamodb.runs import DynamoGenerations, DynamoRuns
 from conveyor.prod.sqs.registry import Generation
 from conveyor.testing.clock import FakeClock
 from tests.conformance.dynamo_runs import TableBench, open_bench, writes
@@ -49,6 +49,27 @@ async def test_who_moved_it_knows_though_the_answer_was_lost(bench: TableBench) 
     assert await generations.follow(run_id, 0) == Generation(1, live=True, moved=True)
     assert await generations.follow(run_id, 0) == Generation(1, live=True)
     assert await generations.follow(run_id, 1) == Generation(2, live=True, moved=True)
+
+
+async def test_each_queue_of_a_host_has_a_number_of_its_own(bench: TableBench) -> None:
+    _, run_id = await bench.observer().submit(1)
+    generations = DynamoGenerations(bench.records)
+    # Nobody makes a queue for a host that the run does not have.
+    assert await generations.follow(run_id, 0, 0) == Generation(0, live=True)
+    await DynamoRuns(bench.records).add_hosts(run_id, ["a:80", "b:80"], now=0)
+    before = await bench.row(run_id)
+    assert await generations.current(run_id, 1) == Generation(0, live=True)
+    moved = Generation(1, live=True, moved=True, hosts={1: 1})
+    bench.seam.lose_answers(writes)
+    assert await generations.follow(run_id, 0, 1) == moved
+    assert await generations.follow(run_id, 0, 1) == Generation(1, live=True, hosts={1: 1})
+    assert await generations.follow(run_id, 1, 1) == moved._replace(number=2, hosts={1: 2})
+    assert await generations.follow(run_id, 0) == moved._replace(hosts={1: 2})
+    assert await generations.current(run_id, 0) == Generation(0, live=True, hosts={1: 2})
+    assert (await bench.row(run_id)).run == before.run
+    await DynamoRuns(bench.records).add_hosts(run_id, ["c:80"], now=0)
+    assert await DynamoRuns(bench.outside).hosts_of(run_id) == ("a:80", "b:80", "c:80")
+    assert await generations.current(run_id) == Generation(1, live=True, hosts={1: 2})
 
 
 async def test_it_does_not_move_once_the_run_has_ended(bench: TableBench) -> None:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from conveyor.domain import ids
 from conveyor.domain.errors import ErrorCode
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import Format, JobStatus, RunStatus
 from conveyor.ports.binding import Jobs, Runs
 from conveyor.ports.records import (
@@ -46,6 +47,7 @@ async def test_what_is_created_is_read_back_whole(world: World, jobs: Jobs) -> N
         format=Format.MARKDOWN,
         max_inflight=7,
         priority=9,
+        politeness=Politeness(per_host=2, per_host_rate=0.25),
         max_attempts=2,
         result_ttl_days=3,
         task_shard_count=1,

@@ -22,6 +22,8 @@ from conveyor.intake.rows import RowWriter
 from conveyor.ports.handler import ACKNOWLEDGE
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, Message, TemplateMessage
 from conveyor.records.blob_keys import template_key
+from conveyor.records.task_sending import TaskSender
+from conveyor.service.context import NO_LIMITS
 from tests.conformance.bindings import BindingKind
 from tests.conformance.scheduled_jobs import HOUR, schedule_job
 from tests.conformance.world import CALLER, World, spec
@@ -41,11 +43,16 @@ class Sent:
         assert queue == CONTROL_QUEUE
         self.messages.append(message)
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """There is nothing to open."""
 
     async def send_tasks(
-        self, _job_id: str, _run_id: str, tasks: Sequence[tuple[int, str]]
+        self,
+        _job_id: str,
+        _run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        _hosts: Sequence[str] = (),
+        _lanes: Sequence[str] = (),
     ) -> None:
         """Keep references."""
         self.references += tasks
@@ -133,6 +140,9 @@ async def test_the_rows_of_a_run_are_those_of_the_template(world: World, blobs: 
             blobs=blobs,
             queues=cast(Any, sent),
             signals=LocalSignals(),
+            sender=TaskSender(
+                cast(Any, sent), world.store.runs, world.store.tasks, NO_LIMITS, world.clock
+            ),
         )
         delivery = Delivery(CONTROL_QUEUE, message, "receipt", 1)
         assert await handler.handle(delivery, lambda: None) == ACKNOWLEDGE

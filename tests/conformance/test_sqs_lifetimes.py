@@ -9,9 +9,10 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
-from conveyor.ports.queues import QueueMissing, run_queue
+from conveyor.ports.queues import MOST_HOST_QUEUES, QueueMissing, host_queue, run_queue
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.sqs.queues import SqsQueues
+from conveyor.prod.sqs.registry import run_queue_name
 from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.queue_benches import JOB, QUEUE, RUN, indexes_of
 from tests.conformance.sqs_bench import JumpingClock, SqsBench, sqs_bench
@@ -33,10 +34,10 @@ async def bench() -> AsyncIterator[SqsBench]:
         yield opened
 
 
-async def found(queues: SqsQueues) -> list[int]:
-    """The rows that all visible messages of the run refer to."""
+async def found(queues: SqsQueues, queue: str = QUEUE) -> list[int]:
+    """The rows that all visible messages of a queue refer to, that of the run by default."""
     indexes: list[int] = []
-    while batch := await queues.receive(QUEUE, limit=10, visibility=60):
+    while batch := await queues.receive(queue, limit=10, visibility=60):
         indexes += indexes_of(batch)
     return sorted(indexes)
 
@@ -161,6 +162,67 @@ async def test_a_queue_made_under_other_settings_is_taken_as_it_is(bench: SqsBen
     assert (faulty.fired, faulty.calls.count(CREATE)) == (1, 1)
     assert set(await found(bench.queues)) == {0, 1}
     assert await bench.queues_of(RUN) == [f"run-{RUN}-1"]
+
+
+HOSTS = ("a.example:443", "b.example:80")
+
+
+async def send(bench: SqsBench, queues: SqsQueues, *indexes: int) -> None:
+    """Write rows of two hosts that take turns, and send references to them."""
+    bench.rows.hosts = HOSTS
+    tasks = bench.rows.write(RUN, *indexes)
+    await queues.send_tasks(JOB, RUN, tasks, bench.rows.hosts_of(tasks), HOSTS)
+
+
+async def test_a_lost_queue_of_a_host_brings_back_its_own_references(bench: SqsBench) -> None:
+    await send(bench, bench.queues, *range(6))
+    assert await bench.queues_of(RUN) == [f"run-{RUN}-1", f"run-{RUN}-h0-1", f"run-{RUN}-h1-1"]
+    await bench.lose(f"{RUN}-h0")
+    other = bench.process()
+    await other.remake_run(JOB, RUN, HOSTS)
+    assert await bench.queues_of(RUN) == [f"run-{RUN}-1", f"run-{RUN}-h0-2", f"run-{RUN}-h1-1"]
+    assert await found(other, host_queue(RUN, 0)) == [0, 2, 4]
+    assert await found(other, host_queue(RUN, 1)) == [1, 3, 5]
+    # The process that saw the lost one finds what took its place.
+    await send(bench, bench.queues, 6, 7)
+    assert await found(bench.queues, host_queue(RUN, 0)) == [6]
+
+
+async def test_dropping_a_run_takes_the_queues_of_its_hosts_whoever_made_them(
+    bench: SqsBench,
+) -> None:
+    await send(bench, bench.queues, *range(4))
+    await bench.lose(f"{RUN}-h1")
+    await send(bench, bench.process(), 5)
+    await bench.process().drop_run(RUN)
+    assert await bench.queues_of(RUN) == []
+
+
+async def test_a_process_drops_the_queues_that_it_saw_of_a_run_whose_row_is_gone(
+    bench: SqsBench,
+) -> None:
+    await send(bench, bench.queues, *range(4))
+    bench.generations.numbers.clear()
+    bench.generations.hosts.clear()
+    await bench.queues.drop_run(RUN)
+    assert await bench.queues_of(RUN) == []
+
+
+async def test_a_run_without_hosts_costs_no_call_more(bench: SqsBench) -> None:
+    counted = FaultyAws(bench.aws)
+    queues = bench.process(aws=counted)
+    await queues.send_tasks(JOB, RUN, bench.rows.write(RUN, 0))
+    await queues.send_tasks(JOB, RUN, bench.rows.write(RUN, 1))
+    assert counted.calls.count(SEND) == 2
+    assert counted.calls.count(CREATE) == 1
+    made = len(counted.calls)
+    await queues.drop_run(RUN)
+    assert len(counted.calls) - made == 1
+
+
+def test_the_longest_name_of_a_queue_is_one_that_sqs_takes() -> None:
+    run_id = "0" * 26
+    assert len(run_queue_name("e" * 20, run_id, 9_999, MOST_HOST_QUEUES - 1)) <= 80
 
 
 async def test_dropping_takes_what_a_lost_race_left_behind(bench: SqsBench) -> None:

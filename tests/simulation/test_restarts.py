@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.engine.reserve import REFUSAL_CAP, REFUSAL_CAP_PER_WORKER
+from conveyor.engine.leases import REFUSAL_CAP, REFUSAL_CAP_PER_WORKER
 from conveyor.simulation import REALISTIC, JobPlan, Kill, Report, RollingRestart, Scenario, simulate
 from conveyor.simulation.faults import Fault
 

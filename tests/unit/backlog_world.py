@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -115,13 +115,25 @@ class MemorySqs:
 class FirstGenerations:
     """Every run has its first queue."""
 
-    async def current(self, run_id: str) -> Generation:
+    async def current(self, run_id: str, host: int | None = None) -> Generation:
         """The first."""
         return Generation(1, live=True)
 
-    async def follow(self, run_id: str, known: int) -> Generation:
+    async def follow(self, run_id: str, known: int, host: int | None = None) -> Generation:
         """No queue is lost."""
         raise AssertionError("no queue is made")
+
+
+class NoRefill:
+    """Tasks that nobody asks for."""
+
+    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        """No queue is filled again."""
+        raise AssertionError("no queue is filled again")
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        """No host is asked for."""
+        raise AssertionError("no host is asked for")
 
 
 class OpenRuns:
@@ -184,11 +196,8 @@ class BacklogWorld:
     def queues(self) -> SqsQueues:
         """The queues as a process has them."""
 
-        async def unfinished(*_: object) -> list[tuple[int, str]]:
-            raise AssertionError("no queue is filled again")
-
         return SqsQueues(
-            self.sqs, self.clock, FirstGenerations(), unfinished, environment=ENVIRONMENT
+            self.sqs, self.clock, FirstGenerations(), NoRefill(), environment=ENVIRONMENT
         )
 
     def worker(self) -> Worker:

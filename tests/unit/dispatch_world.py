@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 
+from conveyor.dev.pacing import MemoryPacing
 from conveyor.dev.permits import MemoryPermits
 from conveyor.dev.queues import LocalSignals, MemoryQueues
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.hosts import HostPolicies, HostRules, Politeness
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.discovery import Discovery, DiscoveryOptions
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
+from conveyor.engine.hosts import HostPaces, MessageTurns
 from conveyor.engine.planner import Polling
 from conveyor.engine.policy import LeaseOptions, PolicyFactory
+from conveyor.engine.reserve import ReservePolicy
 from conveyor.engine.telemetry import LOOK, Telemetry
 from conveyor.engine.worker import Worker
-from conveyor.ports.handler import ACKNOWLEDGE, Outcome, Throttled
+from conveyor.ports.gateway import Postponed
+from conveyor.ports.handler import ACKNOWLEDGE, Handler, Outcome, Throttled
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.records import DispatchChange
@@ -72,6 +77,28 @@ class Work:
         """Nothing is held."""
 
 
+class PoliteWork:
+    """A handler that waits for the host of each message, as tasks do before their calls."""
+
+    def __init__(self, world: World, turns: MessageTurns) -> None:
+        self._world = world
+        self._turns = turns
+
+    async def handle(self, delivery: Delivery, throttled: Throttled) -> Outcome:
+        world, message = self._world, delivery.message
+        assert isinstance(message, TaskMessage)
+        url = f"https://{world.host_of(message.task_id)}/"
+        try:
+            await self._turns.come(message.run_id, message.task_id, url)
+        except Postponed as full:
+            return Outcome(hide_for=full.retry_after, waiting=full.waiting)
+        world.starts.append((world.clock.monotonic(), url))
+        return await world.tasks.handle(delivery, throttled)
+
+    async def renew(self) -> None:
+        """Nothing is held."""
+
+
 class BrokenLedger:
     """A ledger that is away whenever `away` says so of a call, and as slow as set.
 
@@ -116,10 +143,10 @@ class SlowQueues(MemoryQueues):
     open_time = 0.0
     receive_time = 0.0
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         if self.open_time:
             await self._clock.sleep(self.open_time)
-        await super().open_run(job_id, run_id)
+        await super().open_run(job_id, run_id, hosts)
 
     async def receive(
         self, queue: str, *, limit: int, visibility: float, wait: float = 0.0
@@ -154,11 +181,18 @@ class Member:
             caller_limit=settings.caller_max_inflight,
         )
         self.policy = policy(world.ledger, world.clock, leases)
+        self.turns: MessageTurns | None = None
+        tasks: Handler = world.tasks
+        if world.policies is not None:
+            assert isinstance(self.policy, ReservePolicy)
+            self.policy.hosts = HostPaces(world.pacing, world.policies, world.clock)
+            self.turns = MessageTurns(self.policy.hosts, self.policy, world.clock)
+            tasks = PoliteWork(world, self.turns)
         self.dispatcher = Dispatcher(
             world.queues,
             self.policy,
             world.clock,
-            task_handler=world.tasks,
+            task_handler=tasks,
             control_handler=world.control,
             telemetry=self.telemetry,
             options=DispatchOptions(
@@ -167,6 +201,7 @@ class Member:
                 polling=polling,
                 max_receives=settings.max_receives,
                 pause=world.pause,
+                turns=self.turns,
             ),
         )
 
@@ -208,13 +243,24 @@ class World:
         permit_policy: str = "reserve",
         bounces: Bounces = BOUNCES,
         work: Callable[[FakeClock, Callable[[Delivery], float]], Work] = Work,
+        limits: HostRules | None = None,
         **settings: object,
     ) -> None:
         self.clock = FakeClock(seed=7)
         self.pause = FleetPause()
         self.rows: dict[str, list[tuple[int, str]]] = {}
         self.read_time = 0.0
-        self.queues = SlowQueues(self._unfinished, self.clock, window=100, max_receives=redrive)
+        self.hosts: tuple[str, ...] = ()
+        self.policies = None if limits is None else HostPolicies(lambda: limits)
+        self.pacing = MemoryPacing(self.clock)
+        self.starts: list[tuple[float, str]] = []
+        self.queues = SlowQueues(
+            self._unfinished,
+            self.clock,
+            task_hosts=self._hosts_of,
+            window=100,
+            max_receives=redrive,
+        )
         self.permits = MemoryPermits(self.clock)
         self.ledger = ledger(self.permits, self.clock)
         self.tasks = work(self.clock, duration)
@@ -247,9 +293,13 @@ class World:
         priority: int = 5,
         job: str = "",
         caller: str = "",
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+        politeness: Politeness | None = None,
     ) -> DispatchableRun:
         """Enqueue a run, of a job of its own unless one is named, and open its lane at every
-        worker."""
+        worker. Its tasks are spread over `hosts`, of which `lanes` have a queue of their own."""
+        self.hosts = tuple(hosts)
         self.rows[name] = [(index, task_id(name, index)) for index in range(count)]
         run = DispatchableRun(
             run_id=name,
@@ -258,12 +308,24 @@ class World:
             max_inflight=limit,
             created_at=self.clock.now(),
             caller=caller,
+            hosts=tuple(lanes),
+            politeness=politeness,
         )
-        await self.queues.open_run(run.job_id, name)
-        await self.queues.send_tasks(run.job_id, name, self.rows[name])
+        rows = self.rows[name]
+        of_rows = await self._hosts_of(name, rows) if hosts else ()
+        await self.queues.open_run(run.job_id, name, lanes)
+        await self.queues.send_tasks(run.job_id, name, rows, of_rows, lanes)
         for member in self.members:
             member.dispatcher.open_lane(run)
         return run
+
+    def host_of(self, task: str) -> str:
+        """Return the host of a task."""
+        index = next(index for rows in self.rows.values() for index, one in rows if one == task)
+        return self.hosts[index % len(self.hosts)]
+
+    async def _hosts_of(self, _run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        return [self.hosts[index % len(self.hosts)] for index, _ in tasks]
 
     def granted(self, name: str) -> int:
         """Permits in the ledger: all that another worker cannot have."""

@@ -26,6 +26,7 @@ from conveyor.domain.deliveries import (
     end_attempt,
     event_id,
 )
+from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.model import (
     Event,
     EventKind,
@@ -49,6 +50,7 @@ from conveyor.ports.dead_letters import DeadLetterQueue
 from conveyor.ports.tasks import Claimed
 from conveyor.records.blob_keys import result_key
 from conveyor.service import Service, ServiceOptions
+from conveyor.service.context import NO_LIMITS
 from conveyor.settings.validators import MOST_SHARDS
 from conveyor.testing.clock import FakeClock
 from conveyor.wire.resolver import Lookup, system_lookup
@@ -212,6 +214,7 @@ async def open_api(
     clock: FakeClock | None = None,
     dead_letters: DeadLetterQueue | None = None,
     daily_tasks: int = 0,
+    policies: HostPolicies = NO_LIMITS,
     **options: Any,
 ) -> AsyncIterator[Api]:
     """An API over a fresh data directory; `options` go to the service. `lookup` and `rules` are
@@ -222,7 +225,7 @@ async def open_api(
     options.setdefault("public_origin", ORIGIN)
     webhooks = WebhookSender(clock, rules, lookup=lookup)
     ports = replace(dev.ports, dead_letters=dead_letters)
-    service = Service(ports, ServiceOptions(**options), clock, webhooks=webhooks)
+    service = Service(ports, ServiceOptions(**options), clock, webhooks=webhooks, policies=policies)
     ready = [True]
     app = create_app(
         service,

@@ -39,7 +39,14 @@ class Outbox:
         assert (queue, delay) == (CONTROL_QUEUE, 0.0)
         self.sent.append(message)
 
-    async def send_tasks(self, _job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    async def send_tasks(
+        self,
+        _job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        _hosts: Sequence[str] = (),
+        _lanes: Sequence[str] = (),
+    ) -> None:
         """Keep references."""
         self.references.append((run_id, [index for index, _ in tasks]))
 

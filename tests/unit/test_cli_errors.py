@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conveyor import cli
@@ -31,6 +33,8 @@ def run(
         ["submit"],
         ["submit", "http://a/", "--param", "novalue"],
         ["submit", "http://a/", "--priority", "high"],
+        ["submit", "http://a/", "--per-host-rate", "nan"],
+        ["submit", "http://a/", "--per-host-rate", "inf"],
         ["results", "J", "--status", "odd"],
         ["export", "J", "-o", "-", "--json"],
         ["jobs", "--limit", "0"],
@@ -68,6 +72,9 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
         (["submit", "http://a/"], "cannot reach"),
         (["watch", "J"], "cannot reach"),
         (["failures", "J"], "cannot reach"),
+        (["hosts", "J"], "cannot reach"),
+        (["submit", "http://a/", "--check", "--per-host", "0"], "politeness.per_host: must be"),
+        (["submit", "http://a/", "--check", "--per-host-rate", "0"], "politeness.per_host_rate: "),
         (["rm", "J", "K"], "cannot reach"),
         (["watch", ""], "no such job: ''"),
         (["rm", ".."], "no such job: .."),
@@ -131,6 +138,20 @@ def test_a_variable_that_does_not_fit_is_named_as_one(
     code, _out, err = run(capsys, program="dev_main")
     assert code == 1
     assert err.startswith("conveyor-dev: CONVEYOR_GATEWAY must be direct, fake, or ")
+
+
+def test_a_file_of_hosts_that_cannot_be_used_keeps_a_server_from_starting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts.toml"
+    hosts.write_text('"*.example" = { limt = 1 }')
+    monkeypatch.setenv("CONVEYOR_HOSTS", str(hosts))
+    arguments = ("--data-dir", str(tmp_path / "data"), "--port", "0")
+    code, out, err = run(capsys, *arguments, program="dev_main")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    problem = "'*.example' has the unknown word 'limt'"
+    assert err == f"conveyor-dev: CONVEYOR_HOSTS {hosts}: {problem}\n"
+    assert not (tmp_path / "data").exists()
 
 
 def test_help_tells_the_default_server_and_what_is_skipped(

@@ -9,6 +9,7 @@ from conveyor.domain import (
     delivery_places,
     failure_groups,
     fires,
+    hosts,
     input_spec,
     params,
     result_shape,
@@ -49,10 +50,11 @@ from conveyor.prod.sqs import messages
 from conveyor.prod.sqs import queues as sqs_queues
 from conveyor.prod.sqs.messages import LONGEST_HIDING
 from conveyor.prod.startup_checks import BEAT, WATCH
-from conveyor.records import expiry
+from conveyor.records import expiry, task_sending
 from conveyor.records.packed_bodies import RANGE_BYTES
 from conveyor.records.quotas import COUNTED_PER_JOB, LEAST_COUNTED
 from conveyor.roles.serving import MOST_FILES
+from conveyor.service import hosts as hosts_service
 from conveyor.service import progress, reruns, results, submit, task_lists
 from conveyor.service.deliveries import MOST_DROPPED, MOST_READ, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
@@ -223,6 +225,12 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "members of a gzip stream": (decode.MAX_MEMBERS,),
     "redirects of a direct fetch": (problems.MAX_REDIRECTS,),
     "hosts whose pauses a worker remembers": (direct.MOST_PAUSED_HOSTS,),
+    "hosts of a run with a queue of their own; rows from which it has any": (
+        queues.MOST_HOST_QUEUES,
+        task_sending.LEAST_ROWS,
+    ),
+    "rows that are counted by host for an answer": (hosts_service.MOST_ROWS,),
+    "patterns of hosts": (hosts.MOST_PATTERNS,),
     "head of an answer": (MAX_HEAD,),
     "bytes of an answer that are neither head nor body": (MAX_PADDING,),
     "received from all servers and not yet taken": (MOST_HELD_IN_ALL,),

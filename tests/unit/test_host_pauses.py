@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-from zenrows.batch.models import ListResultsResponse, TaskHistoryResponse
 
 from conveyor.domain.model import TaskStatus, WaitReason
 from conveyor.domain.task_rules import LEAST_HOLD, Deferred, Settlement
 from conveyor.domain.text_rules import rfc3339
-from conveyor.engine.telemetry import Telemetry
 from conveyor.gateway.direct import MOST_PAUSED_HOSTS, SPREAD, DirectGateway, HostPauses
 from conveyor.gateway.targets import parse_target
-from conveyor.handlers.retry_policy import RetryPolicy
-from conveyor.handlers.task import TaskHandler
 from conveyor.ports.gateway import Postponed, ScrapeFailed, ScrapeRequest
-from conveyor.ports.handler import Outcome
-from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.tasks import Settled
 from conveyor.testing.clock import FakeClock
+from tests.unit.host_tasks import DEADLINE, asking, scripted, work_on
 from tests.unit.http_api import Api, open_api
-from tests.unit.wire_server import Peer, RawServer, answer, raw_server
-from tests.unit.wired_handlers import task_handler
+from tests.unit.wire_server import RawServer, raw_server
 
 CAP = 100.0
-DEADLINE = 600.0
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-async def scripted(peer: Peer) -> None:
-    """Answer as the query says: `status` and `fields`, else 200."""
-    while head := await peer.request():
-        query = parse_qs(urlsplit(head.split(" ")[1]).query)
-        status, fields = query.get("status", ["200"])[0], query.get("fields", [""])[0]
-        await peer.send(answer(fields=fields).replace(b"200 OK", status.encode() + b" Scripted"))
 
 
 @pytest.fixture
@@ -68,11 +50,6 @@ async def gateway(clock: FakeClock) -> AsyncIterator[DirectGateway]:
     made = DirectGateway(clock, allow_private=True, retry_after_cap=CAP)
     yield made
     await made.aclose()
-
-
-def asking(server: RawServer, status: int, after: str | None = None, *, fields: str = "") -> str:
-    fields += "" if after is None else f"Retry-After: {after}\r\n"
-    return server.url(f"/?status={status}&fields={quote(fields)}")
 
 
 async def fetch(gateway: DirectGateway, url: str, **params: str) -> ScrapeFailed | None:
@@ -201,59 +178,6 @@ async def test_no_more_hosts_are_remembered_than_there_is_room_for(clock: FakeCl
 
 
 # -- tasks --
-
-
-@dataclass
-class Work:
-    """Tasks of one job, handled over the development binding and real sockets."""
-
-    api: Api
-    handler: TaskHandler
-    telemetry: Telemetry
-    job_id: str
-    run_id: str
-    deliveries: list[Delivery]
-
-    async def handle(self, number: int) -> Outcome:
-        def throttled() -> None:
-            raise AssertionError("the job must not slow down")
-
-        return await self.handler.handle(self.deliveries[number], throttled)
-
-    async def rows(self) -> list[dict[str, Any]]:
-        page = await self.api.client.get(f"/v1/jobs/{self.job_id}/results")
-        parsed = ListResultsResponse.model_validate(page.json())
-        assert len(parsed.results) == len(self.deliveries)
-        rows: list[dict[str, Any]] = page.json()["results"]
-        return rows
-
-    async def history(self, number: int) -> dict[str, Any]:
-        message = self.deliveries[number].message
-        assert isinstance(message, TaskMessage)
-        path = f"/v1/jobs/{self.job_id}/tasks/{message.task_id}/history"
-        history: dict[str, Any] = (await self.api.client.get(path)).json()
-        TaskHistoryResponse.model_validate(history)
-        return history
-
-
-async def work_on(api: Api, gateway: DirectGateway, *urls: str) -> Work:
-    tasks = [{"url": url} for url in urls]
-    job = (await api.client.post("/v1/jobs", json={"tasks": tasks})).json()
-    run_id = job["latest_run"]["run_id"]
-    telemetry = Telemetry()
-    handler = task_handler(
-        api.binding,
-        gateway,
-        api.clock,
-        retry_policy=RetryPolicy(api.clock, base=1.0, cap=2.0, rate_limit_deadline=DEADLINE),
-        observer=telemetry,
-        max_interruptions=10,
-    )
-    deliveries = [
-        Delivery("queue", TaskMessage(job["job_id"], run_id, task.task_id), "receipt", 1)
-        for task in await api.tasks_of(run_id)
-    ]
-    return Work(api, handler, telemetry, job["job_id"], run_id, deliveries)
 
 
 @pytest.fixture

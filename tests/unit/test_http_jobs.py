@@ -53,6 +53,7 @@ async def test_a_job_comes_back_as_it_was_submitted(api: Api) -> None:
         "priority": 9,
         "max_attempts": 2,
         "result_ttl_days": 30,
+        "politeness": {"per_host": 3, "per_host_rate": 0.5, "robots": False},
     }
     submitted = await api.submit(1, **fields)
 
@@ -69,7 +70,7 @@ async def test_a_job_comes_back_as_it_was_submitted(api: Api) -> None:
     assert job.zenrows_params["wait"] == "20"
     assert job.zenrows_params["custom_headers"] == '{"Referer":"x"}'
     assert job.latest_run == SubmitJobResponse.model_validate(submitted).latest_run
-    for name in ("max_inflight", "priority", "max_attempts", "result_ttl_days"):
+    for name in ("max_inflight", "priority", "max_attempts", "result_ttl_days", "politeness"):
         assert body[name] == fields[name]
     assert body["created_at"].endswith("Z")
     assert len(body["created_at"]) == len("2026-01-01T00:00:00.000Z")

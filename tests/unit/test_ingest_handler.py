@@ -111,10 +111,17 @@ class Recorder:
         self.sent.append((message, delay))
         await self._queues.send(queue, message, delay=delay)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
         """Send, and note."""
         self.indexes += [index for index, _ in tasks]
-        await self._queues.send_tasks(job_id, run_id, tasks)
+        await self._queues.send_tasks(job_id, run_id, tasks, hosts, lanes)
 
 
 async def test_references_of_the_last_stretch_before_a_cut_are_sent_again(

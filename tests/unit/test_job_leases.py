@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.engine.lanes import Lane
-from conveyor.engine.reserve import (
+from conveyor.engine.leases import (
     IDLE_AFTER,
     REFUSAL_CAP,
     REFUSAL_CAP_PER_WORKER,
@@ -22,7 +22,7 @@ from conveyor.ports.queues import Delivery, TaskMessage
 def lease_with_a_lane(*, permits: int) -> tuple[JobLease, Lane]:
     lane = Lane(queue="run-a", run_id="a", job_id="job", limit=100, priority=5)
     lease = JobLease("job", 100)
-    lease.lanes.append(lane)
+    lease.add(lane)
     lease.permits = permits
     return lease, lane
 
@@ -70,11 +70,11 @@ def test_half_of_the_excess_is_handed_over_while_others_want_some() -> None:
     lease, _lane = lease_with_a_lane(permits=90)
     lease.observe(ledger_state(holders=1, wanting=1), 0.0)
     for _ in range(5):
-        lease.hand_over()
+        lease.hand_over(0.0)
     assert lease.permits == 85
     lease.observe(ledger_state(holders=2, wanting=0), 1.0)
     for _ in range(50):
-        lease.hand_over()
+        lease.hand_over(0.0)
     assert lease.permits == 85
 
 
@@ -92,12 +92,12 @@ def test_a_fair_share_is_kept_and_what_is_handed_over_is_told() -> None:
     """For the mistake of handing over where there is no excess, or without telling the ledger."""
     lease, _lane = lease_with_a_lane(permits=50)
     lease.observe(ledger_state(holders=1, wanting=1), 0.0)
-    lease.hand_over()
+    lease.hand_over(0.0)
     assert (lease.permits, lease.dirty) == (50, False)
     lease.permits = 52
     lease.observe(ledger_state(holders=1, wanting=1), 0.0)
     for _ in range(3):
-        lease.hand_over()
+        lease.hand_over(0.0)
     assert (lease.permits, lease.dirty) == (51, True)
 
 

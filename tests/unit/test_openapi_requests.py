@@ -67,6 +67,7 @@ OWN_IDS = [
     "streamJobRun",
     "streamRuns",
     "getRunFailures",
+    "getRunHosts",
     "replayDeliveries",
     "getDelivery",
     "replayDelivery",
@@ -164,6 +165,14 @@ _jobs = _document(
         "schedule": _values,
         "file_input_id": st.sampled_from(["01ARZ3NDEKTSV4RRFFQ69G5FAV", None, 5]),
         "async": _values,
+        "politeness": _document(
+            {
+                "per_host": st.sampled_from([1, 1_000, 1_001, 5.0, True]) | _values,
+                "per_host_rate": st.sampled_from([0.01, 1_000, 0.009, 0, 1e300]) | _values,
+                "robots": _values,
+                "perhost": _values,
+            }
+        ),
     }
 )
 _columns = st.sampled_from([0, 16_383, 16_384, -1, None, True, "url", "", "x" * 1_025])

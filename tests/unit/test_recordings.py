@@ -23,6 +23,7 @@ from conveyor.gateway.ruled import RuledGateway
 from conveyor.ports.gateway import (
     Absence,
     Gateway,
+    HostRefusal,
     Postponed,
     ScrapeFailed,
     ScrapeRequest,
@@ -89,6 +90,7 @@ async def answer(gateway: Gateway, request: ScrapeRequest) -> Answer:
             failed.absence is not None,
             shared,
             failed.waiting if isinstance(failed, Postponed) else None,
+            failed.refusal,
         )
 
 
@@ -128,13 +130,15 @@ class Away(FakeGateway):
         if "postponed" in request.url:
             reason = WaitReason.HOST_RETRY_AFTER
             failed = Postponed(problem, TaskFailure.RATE_LIMITED, retry_after=2.5, waiting=reason)
+        if "refused" in request.url:
+            failed.refusal = HostRefusal("a.test:80", 7.5, is_private=True)
         if request.url:
             raise failed
         yield Success(b"", "text/plain")
 
 
-async def test_absence_and_postponement_come_back(tmp_path: Path) -> None:
-    requests = [asked("postponed"), asked("away")]
+async def test_absence_postponement_and_refusal_come_back(tmp_path: Path) -> None:
+    requests = [asked("postponed"), asked("away"), asked("refused")]
     async with recording(tmp_path / "r", Away(SystemClock())) as gateway:
         seen = [await answer(gateway, request) for request in requests]
     async with replaying(tmp_path / "r") as gateway:
@@ -321,11 +325,11 @@ async def test_what_is_missing_is_called_and_added_on_request(tmp_path: Path) ->
         adding = RecordingGateway(FakeGateway(clock), recordings.recorder(), clock)
         gateway = ReplayGateway(recordings, adding)
         assert (await answer(gateway, asked("a")))[0] == expected_body(asked("a").url)
-        assert [len(await answer(gateway, flaky)) for _ in range(2)] == [12, 6]
+        assert [len(await answer(gateway, flaky)) for _ in range(2)] == [13, 6]
         await gateway.aclose()
     assert [*before[:2], '{"exchanges":3}'] == [*lines(directory)[:2], lines(directory)[-1]]
     async with replaying(directory) as gateway:
-        assert [len(await answer(gateway, flaky)) for _ in range(2)] == [12, 6]
+        assert [len(await answer(gateway, flaky)) for _ in range(2)] == [13, 6]
 
 
 async def test_a_recording_that_is_added_to_is_whole_after_each_addition(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from conveyor.domain.ids import task_id
+from conveyor.engine.leases import FULL_BATCH
 from conveyor.engine.planner import Polling
-from conveyor.engine.reserve import BUFFER, FULL_BATCH
+from conveyor.engine.reserve import BUFFER
 from conveyor.ports.queues import Delivery, TaskMessage
 from tests.unit.dispatch_world import BrokenLedger, World
 

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from conveyor.dev.queues import MemoryQueues
 from conveyor.dev.run_queue import RunQueue
-from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, QueueMissing, TaskMessage
+from conveyor.ports.queues import (
+    DEAD_LETTER_QUEUE,
+    Delivery,
+    QueueMissing,
+    TaskMessage,
+    run_queues,
+)
 from conveyor.testing.clock import FakeClock
 from tests.unit.window_rows import JOB, QUEUE, RUN, Store, indexes_of, take_all, tasks
 from tests.unit.window_world import STEPS, World
@@ -241,8 +247,78 @@ def test_renewing_for_hours_keeps_the_record_of_hidden_messages_small() -> None:
     assert len(queue.take(10, visibility=60, now=65.0)) == 10
 
 
+HOSTS = ("a:80", "b:80", "c:80")
+LANES = HOSTS[:2]
+
+
+def _queues_of_hosts(store: Store, *, window: int) -> MemoryQueues:
+    store.hosts = HOSTS
+    return MemoryQueues(
+        store.unfinished_after, store.clock, task_hosts=store.task_hosts, window=window
+    )
+
+
+@pytest.mark.guarantee("G18")
+async def test_the_queues_of_hosts_together_read_each_row_about_once() -> None:
+    store = Store(FakeClock(), rows=dict(tasks(range(3_000))))
+    queues = _queues_of_hosts(store, window=2_000)
+    await queues.open_run(JOB, RUN, LANES)
+    names = run_queues(RUN, LANES)
+    taken = {name: await take_all(queues, store, name) for name in names}
+    assert {name: sorted(some) for name, some in taken.items()} == {
+        names[1]: list(range(0, 3_000, 3)),
+        names[2]: list(range(1, 3_000, 3)),
+        names[0]: list(range(2, 3_000, 3)),
+    }
+    # Each read served all three.
+    assert store.reads <= 3_000 // 250 + 3
+
+
+async def test_a_host_whose_window_is_full_holds_no_other_up() -> None:
+    store = Store(FakeClock(), rows=dict(tasks(range(900))))
+    queues = _queues_of_hosts(store, window=20)
+    await queues.send_tasks(JOB, RUN, tasks(range(900)), store.hosts_of(tasks(range(900))), LANES)
+    own, slow, quick = run_queues(RUN, LANES)
+    held: list[Delivery] = []
+    while batch := await queues.receive(slow, limit=10, visibility=3_600):
+        held += batch
+    assert indexes_of(held) == list(range(0, 60, 3))
+    assert await take_all(queues, store, quick) == list(range(1, 900, 3))
+    assert await take_all(queues, store, own) == list(range(2, 900, 3))
+    for name in (own, slow, quick):
+        assert queues._runs[name].in_memory <= 20
+    await queues.change_visibility(slow, [one.receipt for one in held], visibility=0)
+    assert sorted(await take_all(queues, store, slow)) == list(range(0, 900, 3))
+
+
+async def test_hosts_that_get_queues_while_rows_are_read_lose_none_of_theirs() -> None:
+    store = Store(FakeClock(), seconds=0.5, rows=dict(tasks(range(60))))
+    queues = _queues_of_hosts(store, window=100)
+    await queues.open_run(JOB, RUN)
+    own, first, second = run_queues(RUN, LANES)
+    found: list[Delivery] = []
+
+    async def receive() -> None:
+        found.extend(await queues.receive(own, limit=10, visibility=60))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(receive)
+        await store.clock.advance(0.1)
+        await queues.send_tasks(JOB, RUN, tasks(range(3)), HOSTS, LANES[:1])
+        await store.clock.advance(0.6)
+        await queues.open_run(JOB, RUN, LANES)
+        for _ in range(10):
+            await store.clock.advance(1)
+    store.seconds = 0.0
+    taken = {name: await take_all(queues, store, name) for name in (first, second, own)}
+    everything = [*indexes_of(found), *(one for some in taken.values() for one in some)]
+    assert sorted(everything) == list(range(60))
+    assert sorted(taken[first]) == list(range(0, 60, 3))
+
+
 @pytest.mark.guarantee("G2")
 @pytest.mark.slow
+@pytest.mark.parametrize("hosts", [(), LANES], ids=["run", "hosts"])
 @pytest.mark.parametrize("max_receives", [None, 2])
 @pytest.mark.parametrize("window", [10, 40])
 @settings(max_examples=60)
@@ -252,18 +328,23 @@ def test_renewing_for_hours_keeps_the_record_of_hidden_messages_small() -> None:
     seed=st.integers(0, 2**32),
 )
 def test_no_reference_is_lost_or_doubled(
-    window: int, max_receives: int | None, steps: list[str], refusals: int, seed: int
+    window: int,
+    max_receives: int | None,
+    hosts: tuple[str, ...],
+    steps: list[str],
+    refusals: int,
+    seed: int,
 ) -> None:
     async def scenario() -> None:
-        world = World(window, refusals, random.Random(seed), max_receives)
-        await world.queues.open_run(JOB, RUN)
+        world = World(window, refusals, random.Random(seed), max_receives, hosts)
+        await world.queues.open_run(JOB, RUN, hosts)
         async with anyio.create_task_group() as group:
             for step in steps:
                 if step in ("send", "receive"):
                     group.start_soon(getattr(world, step))
                 else:
                     await getattr(world, step)()
-                assert world.queues._runs[QUEUE].in_memory <= window
+                assert all(world.queues._runs[name].in_memory <= window for name in world.names)
             await world.clock.advance(100)
         await world.settle()
         assert len(world.done) + len(world.dead) == world.written

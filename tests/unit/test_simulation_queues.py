@@ -5,6 +5,8 @@ The conformance tests show that they keep the port.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 
@@ -27,13 +29,25 @@ QUEUE = run_queue(RUN)
 SLOW = Latency(0.2)
 
 
-async def _nothing(_run_id: str) -> list[tuple[int, str]]:
-    return []
+class Nothing:
+    """The rows of no run."""
+
+    async def unfinished(self, run_id: str) -> list[tuple[int, str]]:
+        """None is left."""
+        return []
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        """No task has a host."""
+        return [""] * len(tasks)
 
 
 def _service(place: Place, *, tasks: int = 0, partitions: int = 1, asked: int = 1) -> QueueService:
     service = QueueService(
-        place.time, place.trace, _nothing, partitions=partitions, partitions_asked=asked
+        place.time,
+        place.trace,
+        Nothing(),
+        partitions=partitions,
+        partitions_asked=asked,
     )
     service.send_tasks(JOB, RUN, [(index, f"t{index}") for index in range(tasks)])
     return service

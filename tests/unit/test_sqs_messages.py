@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.ports.queues import (
+    HOST_VERSION,
     DeleteMessage,
     ExportMessage,
     IngestMessage,
     Message,
     TaskMessage,
     TemplateMessage,
+    task_message,
 )
 from conveyor.prod.sqs import messages as sqs_messages
 from conveyor.prod.sqs.messages import (
+    NO_HOST,
     NO_IDS,
     NO_INSTANT,
     NO_MESSAGE,
@@ -34,6 +37,16 @@ from conveyor.prod.sqs.messages import (
 
 NOW = 1_800_000_000_000
 ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+HOSTED = json.dumps(
+    {
+        "type": "task",
+        "job_id": ID,
+        "run_id": ID,
+        "task_id": ID,
+        "version": HOST_VERSION,
+        "host": "a.example:80",
+    }
+)
 DELETION = json.dumps({"type": "delete", "job_id": ID, "run_id": ID})
 
 ids = st.text("0123456789ABCDEFGHJKMNPQRSTVWXYZ", min_size=26, max_size=26)
@@ -45,6 +58,7 @@ values = st.recursive(
 )
 messages = (
     st.builds(TaskMessage, ids, ids, ids)
+    | st.builds(task_message, ids, ids, ids, st.just("") | st.text("abc.-[]:0", max_size=60))
     | st.builds(DeleteMessage, ids, ids, st.booleans())
     | st.builds(IngestMessage, ids, ids, anything.filter(lambda text: text.isprintable()))
     | st.builds(TemplateMessage, ids, ids, anything.filter(lambda text: text.isprintable()))
@@ -53,7 +67,8 @@ messages = (
 nearly = st.fixed_dictionaries(
     {"type": st.sampled_from(["task", "delete", "ingest", "template", "export"]) | values},
     optional=dict.fromkeys(
-        ["job_id", "run_id", "task_id", "export_id", "final", "reason", "version"], ids | values
+        ["job_id", "run_id", "task_id", "export_id", "final", "reason", "version", "host"],
+        ids | values,
     ),
 ).map(json.dumps)
 numbers = (
@@ -97,6 +112,31 @@ def test_what_is_sent_is_read_again_and_no_sooner_than_it_may_be(
     assert max(sent.get("DelaySeconds", 0), seconds_early(raw, now=NOW)) >= delay
 
 
+def test_a_message_without_a_host_is_the_one_that_versions_before_sent() -> None:
+    body = entry(TaskMessage(ID, ID, ID), delay=0, now=NOW)["MessageBody"]
+    assert json.loads(body) == {
+        "type": "task",
+        "job_id": ID,
+        "run_id": ID,
+        "task_id": ID,
+        "version": 1,
+    }
+    for kind in (DeleteMessage, IngestMessage, TemplateMessage):
+        sent = entry(kind(ID, ID), delay=0, now=NOW)["MessageBody"]
+        assert json.loads(sent)["version"] == 1
+
+
+def test_versions_without_limits_of_hosts_leave_messages_with_a_host_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = entry(task_message(ID, ID, ID, "a.example:80"), delay=0, now=NOW)["MessageBody"]
+    assert json.loads(body) == json.loads(HOSTED)
+    monkeypatch.setattr(sqs_messages, "MESSAGE_VERSION", 1)
+    message = read(received(body))
+    assert message == UnreadableMessage(OF_ANOTHER_VERSION)
+    assert message.may_be_read_elsewhere
+
+
 def test_versions_without_schedules_leave_templates_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,13 +157,17 @@ def test_versions_without_schedules_leave_templates_to_others(
         ('{"a":' + "[" * 100_000, None, NO_MESSAGE),
         ('{"type":"delete"}', None, NO_MESSAGE),
         ('{"version":1}', None, NO_MESSAGE),
-        ('{"type":1,"version":2}', None, NO_MESSAGE),
-        ('{"type":"delete","version":2}', None, OF_ANOTHER_VERSION),
-        ('{"type":"new","version":2}', None, OF_ANOTHER_VERSION),
+        ('{"type":1,"version":3}', None, NO_MESSAGE),
+        ('{"type":"delete","version":3}', None, OF_ANOTHER_VERSION),
+        ('{"type":"new","version":3}', None, OF_ANOTHER_VERSION),
         ('{"type":"new"}', None, OF_ANOTHER_KIND),
         (DELETION.replace(ID, "", 1), None, NO_IDS),
         (DELETION.replace(ID, "a" * 3_000), None, NO_IDS),
         (DELETION.replace(ID, "../a", 1), None, NO_IDS),
+        (HOSTED.replace("a.example:80", "a b"), None, NO_HOST),
+        (HOSTED.replace("a.example:80", "\u00e9.example"), None, NO_HOST),
+        (HOSTED.replace("a.example:80", "a" * 3_000), None, NO_HOST),
+        (HOSTED.replace('"a.example:80"', "7"), None, NO_MESSAGE),
         (DELETION, {"DataType": "Number", "StringValue": "1.5"}, NO_INSTANT),
         (DELETION, {"DataType": "Number", "StringValue": "1e400"}, NO_INSTANT),
         (DELETION, {"DataType": "Binary", "BinaryValue": b"1"}, NO_INSTANT),

@@ -11,6 +11,7 @@ from zenrows.batch.models import SubmitJobRequest
 from conveyor.domain import strict_json
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.errors import InvalidTaskReason as Reason
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import Callback, Format, TaskSpec
 from conveyor.domain.remarks import Remarks
 from conveyor.domain.schedule import Rate, Schedule
@@ -69,6 +70,7 @@ def test_every_field() -> None:
             "file_input_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
             "webhook": {"url": "https://a/"},
             "callback": {"task_token": "t"},
+            "politeness": {"per_host": 3, "per_host_rate": 1, "robots": True},
         },
         LIMITS,
     )
@@ -88,7 +90,13 @@ def test_every_field() -> None:
         file_input_id="01ARZ3NDEKTSV4RRFFQ69G5FAV",
         callback=Callback("t"),
         webhook=Webhook("https://a/"),
+        politeness=Politeness(3, 1.0, robots=True),
     )
+
+
+@pytest.mark.parametrize("given", [{}, {"robots": False}, {"per_host": None}, None], ids=repr)
+def test_a_job_that_asks_for_no_manners_has_none(given: object) -> None:
+    assert job(politeness=given).politeness is None
 
 
 @pytest.mark.parametrize("token", [None, "", 5, ["t"], "a b", "t\n", "café", "x" * 2_049], ids=repr)
@@ -178,6 +186,7 @@ def test_null_is_absent_and_unknown_fields_are_ignored() -> None:
         "webhook",
         "schedule",
         "callback",
+        "politeness",
         "from_the_future",
     ]
     assert job(**dict.fromkeys(names)) == job()
@@ -245,12 +254,27 @@ def test_a_document_that_is_no_object(document: object) -> None:
         ("file_input_id", 5),
         ("webhook", "https://a/"),
         ("callback", "token"),
+        ("politeness", 2),
+        ("politeness.per_host", 0),
+        ("politeness.per_host", 1_001),
+        ("politeness.per_host", 1.5),
+        ("politeness.per_host", True),
+        ("politeness.per_host_rate", 0),
+        ("politeness.per_host_rate", 0.009),
+        ("politeness.per_host_rate", 1_000.5),
+        ("politeness.per_host_rate", 10**400),
+        ("politeness.per_host_rate", "1"),
+        ("politeness.per_host_rate", False),
+        ("politeness.robots", 1),
+        ("politeness.perhost", 2),
+        ("politeness.perhost", None),
         ("tasks", {}),
         ("tasks", "https://a/"),
     ],
 )
 def test_a_wrong_field_is_named(name: str, value: object) -> None:
-    error = refusal({"tasks": [TASK], name: value})
+    field, _, word = name.partition(".")
+    error = refusal({"tasks": [TASK], field: {word: value} if word else value})
     assert error.code is ErrorCode.INVALID_ARGUMENT
     assert error.detail.startswith(f"{name}: ")
     assert len(error.detail) < 300

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from conveyor.aio.outages import Outages
@@ -315,7 +316,24 @@ async def test_a_report_is_bounded_and_leaves_idle_lanes_out_first() -> None:
         assert (long.lanes[0].run_id, len(long.lanes) + long.lanes_left_out) == ("zz-busy", 1_101)
         for lane in list(world.dispatcher.lanes):
             if lane.run_id != "zz-busy":
-                world.dispatcher.lanes.forget(lane)
+                world.dispatcher.lanes.forget(lane.run_id)
+
+
+async def test_a_report_tells_of_calls_by_host_while_there_is_room() -> None:
+    world = World(slots=4, duration=lasting())
+    async with world.running():
+        lanes = world.dispatcher.lanes
+        lanes.open(msgspec.structs.replace(idle("polite"), hosts=("a.test:80", "b.test:80")))
+        calling = next(lane for lane in lanes if lane.host == "b.test:80")
+        calling.scopes.update({anyio.CancelScope(), anyio.CancelScope()})
+        assert seen(reporter(world).report(), "polite").hosts == {"b.test:80": 2}
+        for number in range(400):
+            lanes.open(idle(f"{number:03}" + 97 * "x"))
+        long = reporter(world).report()
+        assert all(not lane.hosts for lane in long.lanes)
+        calling.scopes.clear()
+        for run_id in {lane.run_id for lane in lanes}:
+            lanes.forget(run_id)
 
 
 def idle(run_id: str) -> DispatchableRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conveyor.dev.queues import MemoryQueues
@@ -26,6 +27,8 @@ class Store:
     rows: dict[int, str] = field(default_factory=dict)
     reads: int = 0
     refusals: int = 0
+    hosts: Sequence[str] = ("",)
+    """The hosts of rows, which take turns."""
 
     async def unfinished_after(self, _run: str, after: int, limit: int) -> list[tuple[int, str]]:
         """Answer as the tasks port; raise ConnectionError `refusals` times."""
@@ -36,6 +39,15 @@ class Store:
             self.refusals -= 1
             raise ConnectionError
         return found
+
+    def hosts_of(self, some: Sequence[tuple[int, str]]) -> list[str]:
+        """The hosts of rows, one each."""
+        return [self.hosts[index % len(self.hosts)] for index, _ in some]
+
+    async def task_hosts(self, _run: str, some: Sequence[tuple[int, str]]) -> list[str]:
+        """Answer as the tasks port."""
+        await self.clock.sleep(self.seconds)
+        return self.hosts_of(some)
 
 
 def indexes_of(batch: list[Delivery]) -> list[int]:
@@ -49,12 +61,12 @@ def task_of(delivery: Delivery) -> str:
     return delivery.message.task_id
 
 
-async def take_all(queues: MemoryQueues, store: Store) -> list[int]:
+async def take_all(queues: MemoryQueues, store: Store, queue: str = QUEUE) -> list[int]:
     """Everything that is visible, received, finished and deleted."""
     taken = []
-    while batch := await queues.receive(QUEUE, limit=10, visibility=60):
+    while batch := await queues.receive(queue, limit=10, visibility=60):
         for index in indexes_of(batch):
             taken.append(index)
             store.rows.pop(index, None)
-        await queues.delete(QUEUE, [delivery.receipt for delivery in batch])
+        await queues.delete(queue, [delivery.receipt for delivery in batch])
     return taken

@@ -9,9 +9,9 @@ import anyio
 import anyio.lowlevel
 
 from conveyor.dev.queues import MemoryQueues
-from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery
+from conveyor.ports.queues import DEAD_LETTER_QUEUE, Delivery, run_queues
 from conveyor.testing.clock import FakeClock
-from tests.unit.window_rows import JOB, QUEUE, RUN, Store, task_of, tasks
+from tests.unit.window_rows import JOB, RUN, Store, task_of, tasks
 
 
 @dataclass
@@ -23,19 +23,24 @@ class World:
     refusals: int
     draw: random.Random
     max_receives: int | None
+    hosts: tuple[str, ...] = ()
+    """Hosts of the run that have a queue of their own, beside one that has none."""
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
         self.store = Store(self.clock, seconds=0.01, refusals=self.refusals)
+        self.store.hosts = (*self.hosts, "")
+        self.names = run_queues(RUN, self.hosts)
         self.queues = MemoryQueues(
             self.store.unfinished_after,
             self.clock,
+            task_hosts=self.store.task_hosts,
             window=self.window,
             max_receives=self.max_receives,
         )
         self.written = 0
         self.unsent: list[range] = []
-        self.live: dict[str, tuple[str, float]] = {}
+        self.live: dict[str, tuple[Delivery, float]] = {}
         self.done: set[str] = set()
         self.dead: list[str] = []
 
@@ -52,7 +57,9 @@ class World:
         self.store.rows.update(tasks(block))
         if self.draw.random() < 0.3:
             await self.clock.sleep(self.draw.choice((0.005, 0.01, 0.02)))
-        await self.queues.send_tasks(JOB, RUN, tasks(block))
+        sent = tasks(block)
+        hosts = self.store.hosts_of(sent) if self.hosts else ()
+        await self.queues.send_tasks(JOB, RUN, sent, hosts, self.hosts)
 
     async def receive(self) -> None:
         visibility = self.draw.choice((1.0, 5.0, 30.0))
@@ -60,7 +67,7 @@ class World:
             if self.draw.random() < 0.2:
                 scope.cancel()
             batch = await self.queues.receive(
-                QUEUE,
+                self.draw.choice(self.names),
                 limit=self.draw.randint(1, 10),
                 visibility=visibility,
                 wait=self.draw.choice((0.0, 0.0, 2.0)),
@@ -76,26 +83,28 @@ class World:
                 assert delivery.receive_count <= self.max_receives
             if task in self.live:
                 assert self.live[task][1] <= now
-            self.live[task] = (delivery.receipt, now + visibility)
+            self.live[task] = (delivery, now + visibility)
 
     async def finish(self) -> None:
         """End a received task as a worker does: first the row, later the message."""
         task = self.pick()
         if task is None:
             return
-        receipt, _ = self.live.pop(task)
+        delivery, _ = self.live.pop(task)
         self.store.rows.pop(int(task))
         self.done.add(task)
         await anyio.lowlevel.checkpoint()
-        await self.queues.delete(QUEUE, [receipt])
+        await self.queues.delete(delivery.queue, [delivery.receipt])
 
     async def hide(self) -> None:
         task = self.pick()
         if task is not None:
             seconds = self.draw.choice((0.0, 1.0, 20.0))
-            receipt, _ = self.live[task]
-            await self.queues.change_visibility(QUEUE, [receipt], visibility=seconds)
-            self.live[task] = (receipt, self.clock.monotonic() + seconds)
+            delivery, _ = self.live[task]
+            await self.queues.change_visibility(
+                delivery.queue, [delivery.receipt], visibility=seconds
+            )
+            self.live[task] = (delivery, self.clock.monotonic() + seconds)
 
     def pick(self) -> str | None:
         """A task whose message is still hidden."""
@@ -115,11 +124,11 @@ class World:
         self.store.refusals = 0
         for _ in range(400):
             await self.clock.advance(60)
-            batch = await self.receive_now()
+            batch = [one for name in self.names for one in await self.receive_now(name)]
             self.note(batch, 1.0)
             while self.pick() is not None:
                 await self.finish()
-            if not batch and self.queues.depth(QUEUE) == 0:
+            if not batch and not any(map(self.queues.depth, self.names)):
                 break
         await self.bury()
 
@@ -129,11 +138,11 @@ class World:
             await self.queues.delete(DEAD_LETTER_QUEUE, [delivery.receipt for delivery in batch])
             self.dead += [task_of(delivery) for delivery in batch]
 
-    async def receive_now(self) -> list[Delivery]:
+    async def receive_now(self, queue: str) -> list[Delivery]:
         batch: list[Delivery] = []
 
         async def receive() -> None:
-            batch.extend(await self.queues.receive(QUEUE, limit=10, visibility=1.0))
+            batch.extend(await self.queues.receive(queue, limit=10, visibility=1.0))
 
         async with anyio.create_task_group() as group:
             group.start_soon(receive)

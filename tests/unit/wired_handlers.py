@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conveyor.domain.api_keys import KeySealer
+from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.signatures import SigningKeySealer
 from conveyor.handlers.callbacks import StateMachines
 from conveyor.handlers.delete import DeleteHandler
@@ -11,6 +12,7 @@ from conveyor.handlers.export import ExportHandler
 from conveyor.handlers.fire import Scheduler, SchedulerOptions, SchedulerPorts
 from conveyor.handlers.ingest import IngestHandler
 from conveyor.handlers.notify import Notifier
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.settle import EventSettler
 from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
@@ -24,6 +26,8 @@ from conveyor.ports.pipeline import Pipeline
 from conveyor.ports.webhooks import Webhooks
 from conveyor.records.job_templates import JobTemplates
 from conveyor.records.signed_events import EventSigner
+from conveyor.records.task_sending import TaskSender
+from conveyor.service.context import NO_LIMITS
 
 
 def task_handler(
@@ -36,6 +40,7 @@ def task_handler(
     max_interruptions: int,
     pipeline: Pipeline | None = None,
     pack_bodies: bool = False,
+    hosts: HostAnswers | None = None,
 ) -> TaskHandler:
     """Make a handler of task messages."""
     ports = TaskPorts(
@@ -46,6 +51,7 @@ def task_handler(
         signals=binding.signals,
         gateway=gateway,
         pipeline=pipeline,
+        hosts=hosts,
     )
     return TaskHandler(
         ports,
@@ -77,7 +83,9 @@ def delete_handler(binding: Binding, clock: Clock, *, visibility: float) -> Dele
     )
 
 
-def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
+def ingest_handler(
+    binding: Binding, clock: Clock, policies: HostPolicies = NO_LIMITS
+) -> IngestHandler:
     """Make a handler of ingest messages."""
     return IngestHandler(
         clock,
@@ -85,7 +93,13 @@ def ingest_handler(binding: Binding, clock: Clock) -> IngestHandler:
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=task_sender(binding, clock, policies),
     )
+
+
+def task_sender(binding: Binding, clock: Clock, policies: HostPolicies = NO_LIMITS) -> TaskSender:
+    """Make a sender of references."""
+    return TaskSender(binding.queues, binding.runs, binding.tasks, policies, clock)
 
 
 def export_handler(binding: Binding, clock: Clock, *, max_bytes: int) -> ExportHandler:
@@ -153,6 +167,7 @@ def sweeper(binding: Binding, clock: Clock, *, options: SweepOptions) -> Sweeper
         blobs=binding.blobs,
         queues=binding.queues,
         signals=binding.signals,
+        sender=task_sender(binding, clock),
     )
     return Sweeper(ports, clock, options=options)
 

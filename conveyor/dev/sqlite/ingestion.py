@@ -10,7 +10,7 @@ import sqlite3
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.rerun import RunCopy
-from conveyor.dev.sqlite.rows import INDEX_BITS, KeyRange
+from conveyor.dev.sqlite.rows import INDEX_BITS, KeyRange, politeness_from
 from conveyor.dev.sqlite.states import (
     count_rows,
     find_job,
@@ -21,6 +21,7 @@ from conveyor.dev.sqlite.states import (
 )
 from conveyor.dev.sqlite.tasks import UNFINISHED, merged_references
 from conveyor.domain.errors import CallInFlight, not_found
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import JobStatus, Run, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.shards import ShardScheme
 from conveyor.domain.states import LIVE_RUN_STATES, live_run_status
@@ -65,6 +66,7 @@ class SqliteIngestion(Ingestion):
                 live=run.status in LIVE_RUN_STATES,
                 ingest=run.ingest,
                 rerun_of=run.rerun_of,
+                politeness=_politeness(reader, run.job_id),
             )
 
         return await self._database.read(read)
@@ -155,6 +157,11 @@ def _live_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
     """Find a run; None where no row may be written to it any more."""
     run = find_run(connection, run_id)
     return run if run is not None and run.ingesting and run.status in LIVE_RUN_STATES else None
+
+
+def _politeness(reader: sqlite3.Connection, job_id: str) -> Politeness | None:
+    job = reader.execute("SELECT politeness FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+    return None if job is None else politeness_from(job[0])
 
 
 def _place(connection: sqlite3.Connection, run_id: str) -> KeyRange:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import ids
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import (
     Callback,
     Event,
@@ -102,7 +103,7 @@ JOB_COLUMNS = (
     "job_id, caller, status, created_at, updated_at, name, external_id, metadata, params, format, "
     "max_inflight, priority, max_attempts, result_ttl_days, task_shard_count, shard_scheme, "
     "sealed_key, latest_run_id, run_count, version, callback, webhook, scheduling, "
-    "webhook_number"
+    "webhook_number, politeness"
 )
 RUN_COLUMNS = (
     "run_id, job_id, run_sequence, status, created_at, updated_at, trigger, paused, "
@@ -168,6 +169,8 @@ _ingests = msgspec.json.Decoder(Ingest)
 _callbacks = msgspec.json.Decoder(Callback)
 _webhooks = msgspec.json.Decoder(Webhook)
 _schedulings = msgspec.json.Decoder(Scheduling)
+_politeness = msgspec.json.Decoder(Politeness)
+_hosts = msgspec.json.Decoder(tuple[str, ...])
 _encoder = msgspec.json.Encoder()
 
 
@@ -225,6 +228,8 @@ def to_json(
     | FireRecord
     | RunFinished
     | ResultShape
+    | Politeness
+    | tuple[str, ...]
     | dict[str, Any],
 ) -> str:
     """Encode a record as the text of a column."""
@@ -272,6 +277,7 @@ def insert_job(connection: sqlite3.Connection, job: Job) -> None:
         None if job.webhook is None else to_json(job.webhook),
         None if job.scheduling is None else to_json(job.scheduling),
         job.webhook_number,
+        None if job.politeness is None else to_json(job.politeness),
         next_fire(job),
     )
     marks = ",".join("?" * len(values))
@@ -336,6 +342,16 @@ def insert_run(connection: sqlite3.Connection, run: Run, shards: Shards) -> KeyR
     return KeyRange(cursor.lastrowid, shards)
 
 
+def politeness_from(text: str | None) -> Politeness | None:
+    """Decode the politeness of a job."""
+    return None if text is None else _politeness.decode(text)
+
+
+def hosts_from(text: str) -> tuple[str, ...]:
+    """Decode the hosts of a run that have a queue of their own."""
+    return () if text == "[]" else _hosts.decode(text)
+
+
 def job_from(row: tuple[Any, ...]) -> Job:
     """Read a job out of JOB_COLUMNS."""
     return Job(
@@ -363,6 +379,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         webhook=None if row[21] is None else _webhooks.decode(row[21]),
         scheduling=None if row[22] is None else _schedulings.decode(row[22]),
         webhook_number=row[23],
+        politeness=politeness_from(row[24]),
     )
 
 

@@ -17,8 +17,11 @@ from conveyor.dev.sqlite.rows import (
     RUN_COLUMNS,
     SELECT_RUN,
     columns_of,
+    hosts_from,
     job_from,
+    politeness_from,
     run_from,
+    to_json,
 )
 from conveyor.dev.sqlite.states import (
     RUN_CHANGED,
@@ -31,6 +34,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.ports.binding import Runs
+from conveyor.ports.queues import MOST_HOST_QUEUES
 from conveyor.ports.records import (
     ChangedRun,
     DispatchChange,
@@ -44,7 +48,7 @@ from conveyor.ports.records import (
 _OF_CALLER = f"{SELECT_RUN} JOIN jobs USING (job_id) WHERE jobs.caller = ? AND jobs.job_id = ?"
 _DISPATCH_COLUMNS = (
     "runs.run_id, runs.job_id, jobs.priority, jobs.max_inflight, runs.created_at, "
-    "runs.traceparent, jobs.caller"
+    "runs.traceparent, jobs.caller, jobs.politeness, runs.hosts"
 )
 _MAY_HAVE_WORK = "runs.status = 'running' AND NOT runs.paused"
 _DISPATCHABLE = (
@@ -246,6 +250,25 @@ class SqliteRuns(Runs):
         row = await self._database.read(lambda reader: reader.execute(sql, (run_id,)).fetchone())
         return None if row is None else _dispatchable(row)
 
+    async def add_hosts(self, run_id: str, hosts: Sequence[str], *, now: int) -> tuple[str, ...]:
+        def add(connection: sqlite3.Connection) -> tuple[str, ...]:
+            found = connection.execute(
+                "SELECT hosts, status FROM runs WHERE run_id = ?", (run_id,)
+            ).fetchone()
+            if found is None:
+                return ()
+            known, status = hosts_from(found[0]), RunStatus(found[1])
+            after = tuple(dict.fromkeys([*known, *hosts]))[:MOST_HOST_QUEUES]
+            if after == known or status not in LIVE_RUN_STATES:
+                return known
+            connection.execute(
+                f"UPDATE runs SET hosts = :hosts, {RUN_CHANGED} WHERE run_id = :run_id",
+                {"hosts": to_json(after), "now": now, "run_id": run_id},
+            )
+            return after
+
+        return await self._database.write(add)
+
     async def deleted_runs(self, *, before: int | None = None) -> list[tuple[str, str]]:
         sql = (
             "SELECT job_id, run_id FROM runs INDEXED BY runs_by_status WHERE status = 'deleted' "
@@ -280,7 +303,7 @@ def _refuse_pinned(connection: sqlite3.Connection, run_id: str) -> None:
 
 
 def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
-    run_id, job_id, priority, max_inflight, created_at, traceparent, caller = row
+    run_id, job_id, priority, max_inflight, created_at, traceparent, caller, politeness, hosts = row
     return DispatchableRun(
         run_id=run_id,
         job_id=job_id,
@@ -289,4 +312,6 @@ def _dispatchable(row: Sequence[Any]) -> DispatchableRun:
         created_at=created_at,
         traceparent=traceparent,
         caller=caller,
+        politeness=politeness_from(politeness),
+        hosts=hosts_from(hosts),
     )

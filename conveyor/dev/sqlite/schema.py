@@ -450,6 +450,21 @@ DAILY_TASKS = (
     """,
 )
 
+POLITENESS = (
+    """
+    ALTER TABLE jobs ADD COLUMN politeness TEXT -- how its calls treat hosts, as JSON
+        DEFAULT NULL
+    """,
+)
+
+HOSTS = (
+    """
+    ALTER TABLE runs ADD COLUMN hosts TEXT NOT NULL -- its hosts that have a queue of their own, as
+        -- JSON
+        DEFAULT '[]'
+    """,
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -463,6 +478,8 @@ STEPS = (
     ENDED,
     GROUPS_BESIDE_STATES,
     DAILY_TASKS,
+    POLITENESS,
+    HOSTS,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

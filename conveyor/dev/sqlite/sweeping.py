@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conveyor.dev.sqlite.database import Database
 from conveyor.dev.sqlite.failure_groups import kept_counts
-from conveyor.dev.sqlite.rows import KeyRange
+from conveyor.dev.sqlite.rows import KeyRange, hosts_from, politeness_from
 from conveyor.dev.sqlite.states import (
     RowCounts,
     count_bodies,
@@ -30,9 +30,10 @@ CLOCKS_APART = 60_000
 before a clock was set back, and does not count."""
 
 _QUIET = """
-    SELECT job_id, run_id, updated_at FROM runs INDEXED BY runs_by_status
-    WHERE status = 'running' AND NOT paused AND NOT ingesting AND updated_at < ?
-    ORDER BY updated_at
+    SELECT r.job_id, r.run_id, r.updated_at, j.politeness, r.hosts
+    FROM runs r INDEXED BY runs_by_status JOIN jobs j USING (job_id)
+    WHERE r.status = 'running' AND NOT r.paused AND NOT r.ingesting AND r.updated_at < ?
+    ORDER BY r.updated_at
 """
 """A live run whose tasks have all ended is pending, not running."""
 
@@ -102,7 +103,10 @@ class SqliteSweeping(Sweeping):
         rows = await self._database.read(
             lambda reader: reader.execute(_QUIET, (before,)).fetchall()
         )
-        return [QuietRun(*row) for row in rows]
+        return [
+            QuietRun(job_id, run_id, updated_at, politeness_from(politeness), hosts_from(hosts))
+            for job_id, run_id, updated_at, politeness, hosts in rows
+        ]
 
     async def reconcile_run(self, run_id: str, *, now: int) -> RunStatus | None:
         # A reader counts the rows first, so that a run whose counters are right costs no write.

@@ -31,6 +31,7 @@ from conveyor.dev.sqlite.rows import (
 )
 from conveyor.dev.sqlite.states import find_place, find_run
 from conveyor.domain.failure_groups import FailureGroups
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.model import Event, GroupFilter, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import ShardScheme, fnv32a
 from conveyor.domain.task_rules import Settlement
@@ -98,6 +99,12 @@ UNFINISHED = f"""
     )
 """
 """References to rows that are not terminal, comma-joined: limit, low key, high key."""
+
+_URLS = """
+    SELECT tasks.spec ->> 'url' FROM json_each(?) wanted
+    LEFT JOIN tasks ON tasks.task_key = wanted.value ORDER BY wanted.key
+"""
+"""The URLs of tasks, by an array of their keys; NULL for a row that is gone."""
 
 _NEVER_IN_GROUPS = frozenset(TaskStatus) - {TaskStatus.FAILED}
 
@@ -349,6 +356,19 @@ class SqliteTasks(Tasks, TaskBatches):
         references = await self._database.read(read)
         self._count(references.rows_read, len(references.rows))
         return references.rows
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        def read(reader: sqlite3.Connection) -> list[str]:
+            place = find_place(reader, run_id)
+            if place is None:
+                return [""] * len(tasks)
+            keys = [place.key(task_id, index) for index, task_id in tasks]
+            urls = reader.execute(_URLS, (msgspec.json.encode(keys).decode(),))
+            return ["" if url is None else host_and_port(url) for (url,) in urls]
+
+        hosts = await self._database.read(read)
+        self._count(len(hosts), len(hosts))
+        return hosts
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
         def scrub(connection: sqlite3.Connection) -> int:

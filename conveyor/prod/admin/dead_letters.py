@@ -32,6 +32,7 @@ from conveyor.ports.queues import (
     TemplateMessage,
     run_queue,
 )
+from conveyor.ports.tasks import UnfinishedTasks
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import describe
@@ -272,13 +273,18 @@ async def open_dead_letters(options: ProdOptions, clock: Clock) -> AsyncIterator
         table = Table(aws, options.table, clock)
         records = DynamoRunRows(table, RunPlaces(table))
         queues = SqsQueues(
-            aws, clock, DynamoGenerations(records), _no_rows, environment=options.environment
+            aws, clock, DynamoGenerations(records), _NoRows(), environment=options.environment
         )
         letters = DeadLetters(aws, queues, clock, environment=options.environment)
         await letters.find()
         yield letters
 
 
-async def _no_rows(_run_id: str, _after: int, _limit: int) -> list[tuple[int, str]]:
-    """Fill no queue, because none is created here."""
-    return []
+class _NoRows(UnfinishedTasks):
+    """Fills no queue, because none is created here."""
+
+    async def unfinished_after(self, run_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        return []
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        return [""] * len(tasks)

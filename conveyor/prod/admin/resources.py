@@ -97,7 +97,7 @@ NAME_COOLDOWN = 65.0
 """Seconds after which the name of a deleted queue may be used again."""
 
 _QUEUE_NAME = re.compile(
-    rf"{CONTROL_QUEUE}|{DEAD_LETTER_QUEUE}|run-(?:check-)?[0-9A-Za-z]{{26}}(?:-\d+)?"
+    rf"{CONTROL_QUEUE}|{DEAD_LETTER_QUEUE}|run-(?:check-)?[0-9A-Za-z]{{26}}(?:-h\d+)?(?:-\d+)?"
 )
 
 

@@ -11,7 +11,7 @@ from conveyor.domain.errors import not_found
 from conveyor.domain.run_waits import Crew, RunWait, Sight, run_wait
 from conveyor.ports.clock import Clock
 from conveyor.ports.permits import PermitHolder
-from conveyor.ports.queues import run_queue
+from conveyor.ports.queues import run_queues
 from conveyor.prod.binding import Fleet
 
 
@@ -70,7 +70,8 @@ async def look_at_run(fleet: Fleet, run_id: str, clock: Clock, *, heartbeat: flo
         raise not_found("run")
     reports = await fleet.workers.all()
     holders = await fleet.permits.holders(job.job_id)
-    depth = await fleet.queues.count(run_queue(run_id))
+    hosts = await fleet.store.runs.hosts_of(run_id)
+    depth = sum([await fleet.queues.count(queue) for queue in run_queues(run_id, hosts)])
     now = clock.now()
     crew = Crew(reports, heard_at=now, heartbeat=heartbeat)
     sights = crew.sights(run_id)

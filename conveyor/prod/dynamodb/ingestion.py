@@ -344,6 +344,7 @@ class DynamoIngestion:
             live=row.live,
             ingest=row.run.ingest,
             rerun_of=row.run.rerun_of,
+            politeness=row.politeness,
         )
 
     async def write_rows(self, run_id: str, rows: StagedRows, *, now: int) -> bool:

@@ -1,5 +1,6 @@
 """The permits port on DynamoDB: one ledger row a job, changed by conditional writes. It compares no
-wall clocks. The workers port, for a fleet without Redis, is here too: one row a worker.
+wall clocks. For a fleet without Redis, the pacing port, over this ledger, the robots port, and the
+workers port, one row a worker, are here too.
 
 **The row.** `entries` maps each holder to its count, sequence, want, lease and `stamp`, a text that
 no other write has. `generation` is the stamp of the last write that added permits.
@@ -40,15 +41,26 @@ from __future__ import annotations
 
 import math
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import msgspec
 from cachetools import LRUCache
 
 from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.ports.clock import Clock
-from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder
+from conveyor.ports.pacing import (
+    CEILING_LASTS,
+    HORIZON,
+    NOTHING_ELSE,
+    Booking,
+    HostState,
+    Pacing,
+)
+from conveyor.ports.permits import LeaseRequest, LedgerState, PermitHolder, Permits
+from conveyor.ports.robots import KeptFile, RobotsFiles
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     AttributeName,
@@ -66,7 +78,9 @@ from conveyor.prod.dynamodb.schema import (
     TIME_TO_LIVE,
     WORKERS,
     Key,
+    host_row_key,
     permits_key,
+    robots_row_key,
     worker_key,
 )
 
@@ -283,6 +297,349 @@ class DynamoPermits:
 
     def _ledger_state(self, watch: RowWatch, limit: int, *, granted: bool) -> LedgerState:
         return watch.ledger_state(granted=granted, limit=limit, now=self._clock.monotonic())
+
+
+# -- starts of hosts --
+
+START_KEY, LINE_KEY = "start:", "line:"
+"""Begin the names of the ledger's entries."""
+LINE_LEASE = 60.0
+"""Seconds for which a worker counts among those that share a host."""
+TURN = 4.0
+"""Seconds after which a worker lets others have the starts of a host that they share."""
+REST = 0.5
+"""Seconds for which it asks for none then: longer than others wait between two questions."""
+CALL_TAKES = 0.1
+"""Seconds that a call of the ledger is taken to last, before one has lasted longer."""
+CLOCKS_APART = 60.0
+"""Most seconds that the wall clocks of two machines may differ."""
+MOST_WORKERS = 1_000_000
+MOST_HOSTS = 5_000
+
+
+@dataclass(slots=True)
+class _Host:
+    """A host as this worker knows it; instants are monotonic seconds of this worker.
+
+    It may start calls from `following` to `until`, under a lease that the ledger has forgotten by
+    `lapsed_at`, of a turn that it has since `began`.
+    """
+
+    following: float
+    until: float = -math.inf
+    lapsed_at: float = -math.inf
+    began: float = -math.inf
+    rests_until: float = -math.inf
+    took: float = CALL_TAKES
+    place: float = -math.inf
+    shared_by: int = 1
+    counted_at: float = -math.inf
+    asking: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def is_idle(self, now: float) -> bool:
+        latest = max(self.following, self.lapsed_at, self.rests_until, self.place)
+        return latest < now - LINE_LEASE and not self.asking.locked()
+
+
+class _Refusals(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of what a host has said: closed until an instant by the wall clock of who wrote it, for
+    `lasts` milliseconds from then; its ceiling, and its own interval in milliseconds. `closing` is
+    a text that no other closing has, `stamp` one that no other write has."""
+
+    stamp: str = ""
+    closing: str = ""
+    closed_until: int = 0
+    lasts: int = 0
+    ceiling: int = 0
+    lowered_at: int = 0
+    halved_at: int = 0
+    interval: int = 0
+    slow_until: int = 0
+
+    def ceiling_at(self, now: int) -> int:
+        return self.ceiling if now < self.lowered_at + CEILING_LASTS * 1_000 else 0
+
+    def interval_at(self, now: int) -> float:
+        return self.interval / 1_000 if now < self.slow_until else 0.0
+
+
+_NONE = _Refusals()
+
+
+@decodes_row
+def _read_refusals(item: Item) -> _Refusals:
+    return msgspec.convert(item["refusals"], _Refusals)
+
+
+class LeasedPacing(Pacing):
+    """The pacing port over a ledger of permits without a clock, and a row for each host that has
+    refused calls.
+
+    The starts of a host are one permit, which a worker takes under a lease as long as some of them
+    take: the ledger gives it to another when it has watched that lease to its end. A worker that
+    shares the host gives it back after TURN. The line is each worker's own, paced by the rate over
+    the number of workers that share the host, which hold a permit of its line.
+
+    A host is closed for as long as was said from the moment at which a worker first saw that. One
+    that comes by later goes by its wall clock too, and by CLOCKS_APART.
+    """
+
+    def __init__(self, permits: Permits, table: Table, clock: Clock) -> None:
+        self._permits = permits
+        self._table = table
+        self._clock = clock
+        self._holder = clock.new_id()
+        self._sequence = 0
+        self._hosts: dict[str, _Host] = {}
+        self._sweep_at = MOST_HOSTS
+        self._seen: LRUCache[str, tuple[str, float]] = LRUCache(MOST_HOSTS)
+
+    async def book(
+        self,
+        host: str,
+        interval: float,
+        count: int = 1,
+        *,
+        also: Mapping[str, float] = NOTHING_ELSE,
+    ) -> Booking:
+        names = {**also, host: interval}
+        known, now = await self._refusals(names), self._clock.now()
+        ceilings = [one.ceiling_at(now) for one in known.values()]
+        ceiling = min(filter(None, ceilings), default=0)
+        closed = [self._closed_for(name, one) for name, one in known.items()]
+        wanted = max((one.interval_at(now) for one in known.values()), default=0.0)
+        if closed_for := max(closed, default=0.0):
+            return Booking((), closed_for, ceiling, wanted)
+        for name, one in known.items():
+            names[name] = max(names[name], one.interval_at(now))
+        paced = {name: step for name, step in names.items() if step > 0}
+        if not paced:
+            return Booking((0.0,) * count, 0.0, ceiling, wanted)
+        # All workers ask in one order, so that no two wait for what the other one has.
+        for name in sorted(paced):
+            if not await self._has_turn(self._known(name), name, paced[name], count):
+                return Booking((), 0.0, ceiling, wanted)
+        return Booking(self._allot(paced, count), 0.0, ceiling, wanted)
+
+    async def line_up(self, host: str, interval: float) -> float:
+        known = self._known(host)
+        await self._count(known, host)
+        said = (await self._refusals([host])).get(host, _NONE)
+        step = max(interval, said.interval_at(self._clock.now()))
+        now = self._clock.monotonic()
+        begins = max(now + self._closed_for(host, said), known.following)
+        known.place = max(begins, known.place) + step * known.shared_by
+        return known.place - now
+
+    async def close(self, host: str, seconds: float) -> None:
+        def closed(before: _Refusals, stamp: str) -> _Refusals:
+            now, lasts = self._clock.now(), math.ceil(seconds * 1_000)
+            lasts = max(lasts, before.closed_until - now)
+            return msgspec.structs.replace(
+                before, closing=stamp, closed_until=now + lasts, lasts=lasts
+            )
+
+        began = self._clock.monotonic()
+        after = await self._change(host, closed)
+        self._seen[host] = after.closing, began
+
+    async def lower(self, host: str, limit: int, age: float) -> int:
+        def lowered(before: _Refusals, stamp: str) -> _Refusals:
+            now = self._clock.now()
+            ceiling = before.ceiling_at(now)
+            if ceiling and before.halved_at > now - age * 1_000:
+                return before
+            halved = max(1, (ceiling or limit) // 2)
+            return msgspec.structs.replace(before, ceiling=halved, lowered_at=now, halved_at=now)
+
+        return (await self._change(host, lowered)).ceiling
+
+    async def lift(self, host: str, limit: int) -> None:
+        def lifted(before: _Refusals, stamp: str) -> _Refusals:
+            now = self._clock.now()
+            ceiling = before.ceiling_at(now)
+            if not ceiling:
+                return before
+            raised = ceiling + 1 if ceiling + 1 < limit else 0
+            return msgspec.structs.replace(before, ceiling=raised, lowered_at=now)
+
+        await self._change(host, lifted)
+
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        def slowed(before: _Refusals, stamp: str) -> _Refusals:
+            until = self._clock.now() + math.ceil(seconds * 1_000)
+            step = math.ceil(interval * 1_000)
+            return msgspec.structs.replace(before, interval=step, slow_until=until)
+
+        await self._change(host, slowed)
+
+    async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
+        now, found = self._clock.now(), {}
+        for name, said in (await self._refusals(hosts)).items():
+            state = HostState(self._closed_for(name, said), said.ceiling_at(now))
+            if state != HostState():
+                found[name] = state
+        return found
+
+    # -- turns --
+
+    async def _has_turn(self, known: _Host, name: str, step: float, count: int) -> bool:
+        """Return whether there is a start in hand, or take a turn."""
+        async with known.asking:
+            now = self._clock.monotonic()
+            following = max(now, known.following)
+            if following <= known.until:
+                return True
+            if following - now > HORIZON or now < known.rests_until:
+                return False
+            if await self._gives_way(known, name, now):
+                return False
+            starts = max(1, min(count, int(TURN / step)))
+            lease = following - now + starts * step + max(CALL_TAKES, 2 * known.took)
+            began = self._clock.monotonic()
+            state = await self._hold(START_KEY + name, limit=1, lease=lease)
+            known.took = self._clock.monotonic() - began
+            if state.granted:
+                if began > known.lapsed_at:
+                    known.began = began
+                known.until = began + lease - step
+                known.lapsed_at = began + known.took + lease
+            else:
+                # Whoever has the turn gives way to those that are counted.
+                await self._count(known, name)
+            return state.granted
+
+    async def _gives_way(self, known: _Host, name: str, now: float) -> bool:
+        """Let others have the starts of a host after a turn, once the last start of it is over."""
+        is_own = now <= known.lapsed_at
+        if not is_own or now - known.began < TURN:
+            return False
+        await self._count(known, name)
+        if known.shared_by < 2:
+            return False
+        if now >= known.following:
+            await self._hold(START_KEY + name, limit=1, lease=1.0, count=0)
+            known.lapsed_at = -math.inf
+            known.rests_until = now + REST
+        return True
+
+    def _allot(self, paced: Mapping[str, float], count: int) -> tuple[float, ...]:
+        """Take the next starts that all these hosts have in hand."""
+        now, starts = self._clock.monotonic(), list[float]()
+        hosts = [(self._known(name), step) for name, step in paced.items()]
+        while len(starts) < count:
+            start = max(now, *(known.following for known, _ in hosts))
+            if any(start > known.until for known, _ in hosts) or start - now > HORIZON:
+                break
+            starts.append(start - now)
+            for known, step in hosts:
+                known.following = start + step
+        return tuple(starts)
+
+    async def _count(self, known: _Host, name: str) -> None:
+        """Count the workers that share a host, now and then."""
+        now = self._clock.monotonic()
+        if now - known.counted_at > LINE_LEASE / 3:
+            known.counted_at = now
+            state = await self._hold(LINE_KEY + name, limit=MOST_WORKERS, lease=LINE_LEASE)
+            known.shared_by = max(1, state.holders)
+
+    def _known(self, name: str) -> _Host:
+        now = self._clock.monotonic()
+        if name not in self._hosts:
+            if len(self._hosts) >= self._sweep_at:
+                kept = {of: one for of, one in self._hosts.items() if not one.is_idle(now)}
+                self._hosts, self._sweep_at = kept, 2 * len(kept) + MOST_HOSTS
+            self._hosts[name] = _Host(following=now)
+        return self._hosts[name]
+
+    async def _hold(self, name: str, *, limit: int, lease: float, count: int = 1) -> LedgerState:
+        self._sequence += 1
+        request = LeaseRequest(
+            job_id=name, holder=self._holder, count=count, before=0, sequence=self._sequence
+        )
+        return await self._permits.acquire_or_renew(request, limit=limit, lease=lease)
+
+    # -- what hosts have said --
+
+    async def _refusals(self, hosts: Iterable[str]) -> dict[str, _Refusals]:
+        keys = {host_row_key(name): name for name in hosts}
+        items = await self._table.get_many(list(keys))
+        return {keys[key]: _read_refusals(item) for key, item in items.items()}
+
+    def _closed_for(self, name: str, refusals: _Refusals) -> float:
+        now = self._clock.monotonic()
+        closing, since = self._seen.get(name, ("", now))
+        if closing != refusals.closing:
+            since = now
+            self._seen[name] = refusals.closing, now
+        by_clock = (refusals.closed_until - self._clock.now()) / 1_000 + CLOCKS_APART
+        return max(0.0, min(since + refusals.lasts / 1_000 - now, by_clock))
+
+    async def _change(self, name: str, change: Callable[[_Refusals, str], _Refusals]) -> _Refusals:
+        """Write what a host has said, and return it. If another write comes between, try again."""
+        key = host_row_key(name)
+        item = await self._table.get(key)
+        for _ in range(TRIES):
+            before = _NONE if item is None else _read_refusals(item)
+            stamp = self._clock.new_id()
+            after = change(before, stamp)
+            if after == before:
+                return after
+            after = msgspec.structs.replace(after, stamp=stamp)
+            ends_at = max(after.closed_until, after.lowered_at, after.slow_until) / 1_000
+            row: Item = {
+                "shape": ROW_SHAPE,
+                "stamp": stamp,
+                "refusals": msgspec.to_builtins(after),
+                TIME_TO_LIVE: math.ceil(ends_at) + ROW_TTL,
+            }
+            condition, own = "attribute_not_exists(#stamp)", {}
+            if before.stamp:
+                condition, own = "#stamp = :own", {"own": before.stamp}
+            try:
+                await self._table.put(key, row, condition=condition, **own)
+            except AwsRefused as refused:
+                if not refused.is_condition:
+                    raise
+                item = conflicting_item(refused)
+                if item is not None and item["stamp"] == stamp:
+                    return after
+            else:
+                return after
+        raise contention_error()
+
+
+class DynamoRobots(RobotsFiles):
+    """The robots port: a row for each origin, kept by wall clocks."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def find(self, origin: str) -> KeptFile | None:
+        item = await self._table.get(robots_row_key(origin))
+        kept = None if item is None else _read_file(item)
+        left = 0.0 if kept is None else (kept[1] - self._clock.now()) / 1_000
+        return KeptFile(kept[0], left) if kept is not None and left > 0 else None
+
+    async def keep(self, origin: str, content: bytes, seconds: float) -> None:
+        until = self._clock.now() + math.ceil(seconds * 1_000)
+        row: Item = {
+            "shape": ROW_SHAPE,
+            "content": content,
+            "kept_until": until,
+            TIME_TO_LIVE: math.ceil(until / 1_000),
+        }
+        await self._table.put(robots_row_key(origin), row)
+
+
+@decodes_row
+def _read_file(item: Item) -> tuple[bytes, int]:
+    return bytes(item["content"]), int(item["kept_until"])
+
+
+# -- reports of workers --
 
 
 class DynamoWorkers:

@@ -20,6 +20,7 @@ import msgspec
 from cachetools import LRUCache
 
 from conveyor.aio.concurrency import for_each
+from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import (
     Ingest,
     IngestStatus,
@@ -151,6 +152,11 @@ COUNTED = "counted"
 """The values of all items together, on the row of an ended run; absent before."""
 SUMS = "sums"
 """The number of writes of that sum."""
+HOSTS = "hosts"
+"""The list of hosts that have a queue of their own; absent without one."""
+HOST_QUEUES = "host_queues"
+"""The map of their queues by number, such as `h0`: the generation, and the token of its last move.
+It is there if `hosts` is."""
 RECOUNTING = "recounting"
 """The token of the recount that closes the items of the epoch; absent without one."""
 
@@ -173,6 +179,7 @@ _NUMBER_ATTRIBUTES = (
 )
 _encode = msgspec.json.encode
 _ingest = msgspec.json.Decoder(Ingest)
+_politeness = msgspec.json.Decoder(Politeness)
 
 
 class StampPosition(NamedTuple):
@@ -195,7 +202,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     sum was written on the row. `recounting` is the token of a recount that closes items. `reserved`
     holds additions that are not counted yet, as number of tasks by first index; `given_up` those
     that never will be. `ended_at` is 0 before the end. `subscribers`: an outbox entry for each
-    waits for the end. `rows_stamped_at`: settled rows live at least as if they had ended then;
+    waits for the end. `politeness` is that of its job; `hosts` are those of its hosts that have a
+    queue of their own. `rows_stamped_at`: settled rows live at least as if they had ended then;
     `stamping` is a later stamp under way. `expired`: retention has deleted the run. `unsettled`:
     rows may change or appear, uncounted, after the run's end, so it needs a recount.
     """
@@ -229,6 +237,13 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     unsettled: bool = False
     dispatch_changed_at: int = 0
     subscribers: tuple[Subscriber, ...] = ()
+    politeness: Politeness | None = None
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def has_more(self) -> bool:
+        """True if workers need more of the run than the dispatch index has."""
+        return self.politeness is not None or bool(self.hosts)
 
     @property
     def place(self) -> RunPlace:
@@ -301,14 +316,18 @@ def new_run_item(run: Run, job: Job, *, groups: Mapping[str, GroupCount] | None 
     }
     state = State(run.status, run.paused, run.ingesting, unsettled=False)
     looked_at = run.updated_at + ENDED_FOR
-    found_by = index_keys(
-        run.run_id, state, changed_at=run.created_at, caller=job.caller, looked_at=looked_at
+    optional = index_keys(
+        run.run_id,
+        state,
+        changed_at=run.created_at,
+        caller=job.caller,
+        looked_at=looked_at,
+        has_more=job.politeness is not None,
     )
-    item |= {name: key for name, key in found_by.items() if key is not None}
-    if run.rerun_of is not None:
-        item["rerun_of"] = run.rerun_of
-    if run.traceparent is not None:
-        item["traceparent"] = run.traceparent
+    optional |= {"rerun_of": run.rerun_of, "traceparent": run.traceparent}
+    item |= {name: value for name, value in optional.items() if value is not None}
+    if job.politeness is not None:
+        item["politeness"] = _encode(job.politeness).decode()
     if run.ingest is not None:
         item["ingest"] = _encode(run.ingest).decode()
         item["ingest_next"] = run.ingest.next_index
@@ -355,7 +374,13 @@ class State(NamedTuple):
 
 
 def index_keys(
-    run_id: str, state: State, *, changed_at: int, caller: str, looked_at: int
+    run_id: str,
+    state: State,
+    *,
+    changed_at: int,
+    caller: str,
+    looked_at: int,
+    has_more: bool,
 ) -> dict[str, str | None]:
     """Return the index keys of a run in this state; None removes the attribute. Once it has ended,
     it is looked at first at `looked_at`."""
@@ -376,7 +401,7 @@ def index_keys(
         "gsi1pk": owner,
         "gsi1sk": None if owner is None else place,
         "gsi2pk": schema.active(run_id) if works else schema.idle(run_id),
-        "gsi2sk": schema.change_place(changed_at, run_id, caller),
+        "gsi2sk": schema.change_place(changed_at, run_id, caller, has_more=has_more),
     }
 
 
@@ -415,6 +440,8 @@ def read_run_row(item: Item) -> RunRow:
         unsettled=item.get("unsettled", False),
         dispatch_changed_at=item["dispatch_changed_at"],
         subscribers=tuple(one for one, name in WAITING.items() if item.get(name, False)),
+        politeness=_politeness.decode(item["politeness"]) if "politeness" in item else None,
+        hosts=tuple(item.get(HOSTS, ())),
     )
     text = item.get(COUNTED)
     if text is None:
@@ -787,6 +814,7 @@ def _set_state(
         changed_at=at,
         caller=row.caller,
         looked_at=(row.ended_at or at) + ENDED_FOR,
+        has_more=row.has_more or HOSTS in change.sets,
     )
     for name, value in keys.items():
         if value is None:

@@ -25,6 +25,7 @@ from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
 from conveyor.domain.model import DispatchableRun, JobStatus, Run, RunFailure, RunStatus
 from conveyor.domain.states import LIVE_RUN_STATES, RUN_TRANSITIONS
+from conveyor.ports.queues import MOST_HOST_QUEUES
 from conveyor.ports.records import (
     ChangedRun,
     DispatchChange,
@@ -37,6 +38,7 @@ from conveyor.ports.records import (
 from conveyor.prod.aws.calls import AwsRefused
 from conveyor.prod.dynamodb.client import (
     Item,
+    Plain,
     Query,
     Table,
     Tagged,
@@ -53,6 +55,8 @@ from conveyor.prod.dynamodb.failure_groups import remove_group_items
 from conveyor.prod.dynamodb.job_rows import JobReads, JobRow, job_part, next_version
 from conveyor.prod.dynamodb.rerun import DynamoReruns
 from conveyor.prod.dynamodb.run_rows import (
+    HOST_QUEUES,
+    HOSTS,
     RUNS_PER_PAGE,
     TRIES,
     Change,
@@ -74,9 +78,11 @@ from conveyor.prod.dynamodb.schema import (
     Key,
     all_partitions,
     by_time,
+    caller_of,
     export_item_key,
     export_mark_key,
     fire_key,
+    has_more,
     job_key,
     place_key,
 )
@@ -272,53 +278,65 @@ _NO_GENERATION = Generation(0, live=False)
 
 
 class DynamoGenerations:
-    """Generations of runs' queues. They leave the run's version alone, since no decision about the
-    run depends on them."""
+    """Generations of runs' queues, and of the queues of their hosts. They leave the run's version
+    alone, since no decision about the run depends on them."""
 
     def __init__(self, records: DynamoRunRows) -> None:
         self._records = records
         self._table = records.table
 
-    async def current(self, run_id: str) -> Generation:
+    async def current(self, run_id: str, host: int | None = None) -> Generation:
         """Read the current generation."""
         place = await self._records.places.find(run_id)
-        return (
-            _NO_GENERATION if place is None else _read_generation(await self._table.get(place.key))
-        )
+        item = None if place is None else await self._table.get(place.key)
+        return _read_generation(item, host)
 
-    async def follow(self, run_id: str, known: int) -> Generation:
+    async def follow(self, run_id: str, known: int, host: int | None = None) -> Generation:
         """Raise the generation of a live run from `known` to `known` + 1, unless another process
         has; return the current one."""
         place = await self._records.places.find(run_id)
         if place is None:
             return _NO_GENERATION
         token = self._table.clock.new_id()
+        update = f"SET {GENERATION} = :next, {GENERATION_MOVED_BY} = :token"
+        condition = f"{GENERATION} = :known"
+        values: dict[str, Plain] = {"next": known + 1, "token": token, "known": known}
+        if host is not None:
+            of_host = f"{HOST_QUEUES}.h{host}"
+            update = f"SET {of_host} = :next"
+            condition = f"{of_host}[0] = :known" if known else f"attribute_not_exists({of_host})"
+            # Without its list of queues a run has none for hosts, and the update is refused.
+            condition = f"attribute_exists({HOST_QUEUES}) AND {condition}"
+            values = {"next": [known + 1, token], **({"known": known} if known else {})}
         live = {f"live_{number}": str(status) for number, status in enumerate(LIVE_RUN_STATES)}
         among = ", ".join(f":{name}" for name in live)
         try:
             item = await self._table.update(
                 place.key,
-                f"SET {GENERATION} = :next, {GENERATION_MOVED_BY} = :token",
-                condition=f"{GENERATION} = :known AND #status IN ({among})",
-                next=known + 1,
-                token=token,
-                known=known,
+                update,
+                condition=f"{condition} AND #status IN ({among})",
+                **values,
                 **live,
             )
         except AwsRefused as refused:
             if not refused.is_condition:
                 raise
-            return _read_generation(conflicting_item(refused), token=token)
-        return _read_generation(item, token=token)
+            return _read_generation(conflicting_item(refused), host, token=token)
+        return _read_generation(item, host, token=token)
 
 
-def _read_generation(item: Item | None, *, token: str = "") -> Generation:
+def _read_generation(item: Item | None, host: int | None, *, token: str = "") -> Generation:
     if item is None:
         return _NO_GENERATION
+    hosts = {int(name[1:]): queue for name, queue in item.get(HOST_QUEUES, {}).items()}
+    number, moved_by = item[GENERATION], item.get(GENERATION_MOVED_BY)
+    if host is not None:
+        number, moved_by = hosts.get(host, (0, None))
     return Generation(
-        item[GENERATION],
+        number,
         live=item["status"] in LIVE_RUN_STATES,
-        moved=bool(token) and item.get(GENERATION_MOVED_BY) == token,
+        moved=bool(token) and moved_by == token,
+        hosts={one: generation for one, (generation, _) in hosts.items()},
     )
 
 
@@ -331,7 +349,7 @@ class DispatchReads:
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         """Read all runs with work from the index, in order of run ids."""
         items = await query_all(self._records.table, all_partitions("active"), index=BY_DISPATCH)
-        found = {change.run_id: change.run for change in decode_intact(_read_change, items)}
+        found = {change.run_id: change.run for change in await self._changes(items)}
         return [run for _, run in sorted(found.items()) if run is not None]
 
     async def dispatch_changes(self, *, since: int) -> list[DispatchChange]:
@@ -344,9 +362,29 @@ class DispatchReads:
         )
         # A run that moves between partitions may be found in both: the later entry counts.
         items.sort(key=lambda item: str(item["gsi2sk"]))
-        return list(
-            {change.run_id: change for change in decode_intact(_read_change, items)}.values()
-        )
+        return list({change.run_id: change for change in await self._changes(items)}.values())
+
+    async def _changes(self, items: list[Item]) -> list[DispatchChange]:
+        """Decode entries of the dispatch index. The runs of which it does not have everything are
+        read from their rows, all at once."""
+        changes = decode_intact(_read_change, items)
+        working = {change.run_id for change in changes if change.run is not None}
+        keys = {
+            item["run_id"]: Key(item[PARTITION_KEY], item[SORT_KEY])
+            for item in items
+            if item.get("run_id") in working and has_more(item[INDEXES[BY_DISPATCH][1]])
+        }
+        if not keys:
+            return changes
+        found = await self._records.table.get_many(list(keys.values()))
+        self._records.table.records_read += len(found)
+        rows = {row.run.run_id: row for row in decode_intact(read_run_row, found.values())}
+        return [
+            DispatchChange(change.run_id, _unless_idle(rows.get(change.run_id)))
+            if change.run_id in keys
+            else change
+            for change in changes
+        ]
 
     async def dispatchable_run(self, run_id: str) -> DispatchableRun | None:
         """Read one run strongly; None if it has no work, or is unreadable for this version."""
@@ -354,9 +392,7 @@ class DispatchReads:
             row = await self._records.read(run_id)
         except UnreadableRow:
             return None
-        if row is None or row.run.status is not RunStatus.RUNNING or row.run.paused:
-            return None
-        return _dispatchable(row)
+        return _unless_idle(row)
 
 
 async def query_all(
@@ -381,10 +417,12 @@ async def query_all(
 
 
 _DISCOVERED = tuple(
-    name for name in DispatchableRun.__struct_fields__ if name not in ("traceparent", "caller")
+    name
+    for name in DispatchableRun.__struct_fields__
+    if name not in ("traceparent", "caller", "politeness", "hosts")
 )
 """The trace of a run is not in the dispatch index: only who reads the run itself learns it. The
-caller is the end of an entry's place."""
+caller is in an entry's place, and so is a mark of runs with politeness."""
 
 
 @decodes_row
@@ -392,15 +430,16 @@ def _read_change(item: Item) -> DispatchChange:
     """Decode an entry of the dispatch index, which projects everything that discovery needs."""
     works = RunStatus(item["status"]) is RunStatus.RUNNING and not item["paused"]
     run = {name: item[name] for name in _DISCOVERED}
-    run["caller"] = "".join(_caller_of(item[INDEXES[BY_DISPATCH][1]]))
+    run["caller"] = caller_of(item[INDEXES[BY_DISPATCH][1]]) or ""
     # Convert strictly, so that a damaged entry fails here and not in the dispatcher.
     read = msgspec.convert(run, DispatchableRun)
     return DispatchChange(read.run_id, read if works else None)
 
 
-def _caller_of(place: str) -> list[str]:
-    """Return the caller of an entry of the dispatch index. Versions before wrote none into it."""
-    return place.split("#", 2)[2:]
+def _unless_idle(row: RunRow | None) -> DispatchableRun | None:
+    if row is None or row.run.status is not RunStatus.RUNNING or row.run.paused:
+        return None
+    return _dispatchable(row)
 
 
 def _dispatchable(row: RunRow) -> DispatchableRun:
@@ -412,6 +451,8 @@ def _dispatchable(row: RunRow) -> DispatchableRun:
         created_at=row.run.created_at,
         traceparent=row.run.traceparent,
         caller=row.caller,
+        politeness=row.politeness,
+        hosts=row.hosts,
     )
 
 
@@ -518,11 +559,11 @@ class RecentChanges:
     def _wanted(self, item: Item) -> _Entry | None:
         """Return the entry of a run that may be wanted."""
         place = str(item[INDEXES[BY_DISPATCH][1]])
-        caller = _caller_of(place)
+        caller = caller_of(place)
         status = item.get("status")
         if status == RunStatus.DELETED or not self._is_kind(status):
             return None
-        if self._caller is not None and caller not in ([], [self._caller]):
+        if self._caller is not None and caller not in (None, self._caller):
             return None
         return _Entry(place, Key(item[PARTITION_KEY], item[SORT_KEY]), place.split("#")[1])
 
@@ -624,6 +665,12 @@ class DynamoRuns:
         row = await self._records.read(run_id)
         return None if row is None else (await self._records.with_late_status(row)).run
 
+    async def hosts_of(self, run_id: str) -> tuple[str, ...]:
+        """Return the hosts of a run that have a queue of their own, for an administrator."""
+        place = await self._records.places.find(run_id)
+        row = None if place is None else await self._records.read_bare(place)
+        return () if row is None else row.hosts
+
     async def list_runs(
         self, caller: str, job_id: str, *, before: int | None, limit: int
     ) -> list[Run]:
@@ -676,6 +723,26 @@ class DynamoRuns:
 
     async def purge_run(self, run_id: str) -> None:
         await self._deletion.purge_run(run_id)
+
+    async def add_hosts(self, run_id: str, hosts: Sequence[str], *, now: int) -> tuple[str, ...]:
+        place = await self._records.places.find(run_id)
+        for _ in range(TRIES):
+            row = None if place is None else await self._records.read_bare(place)
+            if row is None:
+                return ()
+            after = tuple(dict.fromkeys([*row.hosts, *hosts]))[:MOST_HOST_QUEUES]
+            if after == row.hosts or not row.live:
+                return row.hosts
+            sets: dict[str, Plain] = {HOSTS: list(after)}
+            if not row.hosts:
+                sets[HOST_QUEUES] = {}
+            try:
+                # With its status, though it stays as it is, the run moves in the dispatch index.
+                change = Change(status=row.run.status, sets=sets)
+                return (await self._records.change(row, change, now=now)).hosts
+            except RunVersionConflict:
+                continue
+        raise contention_error()
 
     async def dispatchable_runs(self) -> list[DispatchableRun]:
         return await self._dispatch.dispatchable_runs()

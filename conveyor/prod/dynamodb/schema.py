@@ -213,6 +213,16 @@ def permits_key(job_id: str) -> Key:
     return Key(f"Permits#{job_id}", "Permits")
 
 
+def host_row_key(name: str) -> Key:
+    """Key of what a host that refuses calls has said, if there is no Redis."""
+    return Key(f"Host#{name}", "Host")
+
+
+def robots_row_key(origin: str) -> Key:
+    """Key of the robots.txt of an origin, if there is no Redis."""
+    return Key(f"Robots#{origin}", "Robots")
+
+
 WORKERS = "Workers"
 """Partition of the reports of workers, if there is no Redis."""
 
@@ -290,10 +300,26 @@ def idle(run_id: str) -> str:
     return _hashed_partition("idle", run_id)
 
 
-def change_place(changed_at: int, run_id: str, caller: str) -> str:
+_HAS_MORE = "#more"
+
+
+def change_place(changed_at: int, run_id: str, caller: str, *, has_more: bool = False) -> str:
     """gsi2: sort key of a run. It ends with the caller, so that a reader of one caller's runs tells
-    the others apart without their rows."""
-    return by_time(changed_at, f"{run_id}#{caller}")
+    the others apart without their rows; and with a mark if workers need more of the run than the
+    index has, which no index that is there can be made to project."""
+    return by_time(changed_at, f"{run_id}#{caller}{_HAS_MORE if has_more else ''}")
+
+
+def caller_of(place: str) -> str | None:
+    """Return the caller in a sort key of `change_place`; None in one of a version that wrote
+    none."""
+    _, _, owner = place.partition("#")[2].partition("#")
+    return owner.partition("#")[0] if place.count("#") > 1 else None
+
+
+def has_more(place: str) -> bool:
+    """Tell whether a sort key of `change_place` sends workers on to the row of the run."""
+    return place.endswith(_HAS_MORE)
 
 
 def schedules(job_id: str) -> str:

@@ -621,9 +621,9 @@ class DynamoSweeping:
         # Counting leaves the row alone: its items tell whether the run is quiet.
         summed = await self._records.summed_all(rows)
         quiet = [
-            QuietRun(run.job_id, run.run_id, run.updated_at)
-            for run in (row.run for row in summed.values())
-            if run.updated_at < before
+            QuietRun(row.run.job_id, row.run.run_id, row.run.updated_at, row.politeness, row.hosts)
+            for row in summed.values()
+            if row.run.updated_at < before
         ]
         return sorted(quiet, key=lambda run: (run.updated_at, run.run_id))
 

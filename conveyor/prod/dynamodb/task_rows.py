@@ -18,6 +18,7 @@ import msgspec
 
 from conveyor.aio.concurrency import for_each
 from conveyor.domain import ids
+from conveyor.domain.hosts import host_and_port
 from conveyor.domain.ids import task_index
 from conveyor.domain.model import (
     Event,
@@ -164,6 +165,14 @@ def read_task(run_id: str, item: Item) -> Task:
         failure_group=row.failure_group,
         source_run_id=row.source_run_id,
     )
+
+
+def host_of_task(item: Item) -> str:
+    """Read the host of a task out of its item; empty if it cannot be read."""
+    try:
+        return host_and_port(_spec.decode(item["spec"]).url)
+    except (KeyError, ValueError):
+        return ""
 
 
 class BodyKind(msgspec.Struct, frozen=True):

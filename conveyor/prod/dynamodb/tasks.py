@@ -48,6 +48,7 @@ from conveyor.prod.dynamodb.task_rows import (
     TASK_NAMES,
     Reference,
     find_references,
+    host_of_task,
     last_scanned_index,
     query_after,
     read_events,
@@ -425,6 +426,15 @@ class DynamoTasks:
         if place is None or after >= ids.MAX_INDEX:
             return []
         return await self._pages.unfinished(place, after, limit)
+
+    async def task_hosts(self, run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
+        place = await self._places.find(run_id)
+        if place is None:
+            return [""] * len(tasks)
+        keys = [place.task_key(task_id) for _, task_id in tasks]
+        items = await self._table.get_many(keys)
+        self._pages.count(len(items), len(items))
+        return [host_of_task(items[key]) if key in items else "" for key in keys]
 
     async def scrub_tasks(self, run_id: str, limit: int) -> int:
         place = await self._places.find(run_id)

@@ -39,7 +39,7 @@ from conveyor.ports.queues import (
     run_queue,
 )
 from conveyor.prod.aws.calls import Aws, retry_unprocessed
-from conveyor.prod.sqs.registry import MOST_REMEMBERED, QueueRegistry
+from conveyor.prod.sqs.registry import MOST_REMEMBERED, QueueRegistry, run_of
 
 LONGEST_HIDING = 43_200
 """Seconds after its receipt for which SQS hides a message at most."""
@@ -143,6 +143,7 @@ OF_ANOTHER_KIND = "this version does not know its kind"
 NO_MESSAGE = "its body is not a message"
 NO_INSTANT = f"its {NOT_BEFORE} is not a time"
 NO_IDS = "it holds an invalid id"
+NO_HOST = "it holds an invalid host"
 MISPLACED = "it belongs into another queue"
 REASON = "reason"
 """The message attribute of a dead letter that says why it is one."""
@@ -151,6 +152,7 @@ _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 _id = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_host = re.compile(r"[!-~]{0,300}")
 
 
 class UnreadableMessage(msgspec.Struct, frozen=True):
@@ -209,6 +211,8 @@ def read(received: dict[str, Any]) -> Message | UnreadableMessage:
     ids = (getattr(message, name) for name in message.__struct_fields__ if name.endswith("_id"))
     if not all(map(_id.fullmatch, ids)):
         return UnreadableMessage(NO_IDS)
+    if isinstance(message, TaskMessage) and not _host.fullmatch(message.host):
+        return UnreadableMessage(NO_HOST)
     try:
         _not_before(received)
     except (KeyError, ValueError):
@@ -218,10 +222,12 @@ def read(received: dict[str, Any]) -> Message | UnreadableMessage:
 
 def find_misplaced(queue: str, message: Message) -> UnreadableMessage | None:
     """Return the reason for which nobody who receives from this queue works the message, if any:
-    the queue of a run holds its tasks alone, and the control queue none."""
-    is_task = isinstance(message, TaskMessage)
-    place = run_queue(message.run_id) if is_task else CONTROL_QUEUE
-    return None if queue in (place, DEAD_LETTER_QUEUE) else UnreadableMessage(MISPLACED)
+    the queues of a run hold its tasks alone, and the control queue none."""
+    if isinstance(message, TaskMessage):
+        is_here = queue == run_queue(message.run_id) or run_of(queue) == message.run_id
+    else:
+        is_here = queue == CONTROL_QUEUE
+    return None if is_here or queue == DEAD_LETTER_QUEUE else UnreadableMessage(MISPLACED)
 
 
 def seconds_early(received: dict[str, Any], *, now: int) -> int:

@@ -7,7 +7,7 @@ called.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,9 +15,19 @@ import anyio
 import anyio.lowlevel
 from cachetools import LRUCache
 
+from conveyor.aio.concurrency import for_each
 from conveyor.domain.errors import ConveyorError
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import MAX_BATCH, Delivery, Message, QueueMissing, TaskMessage, run_queue
+from conveyor.ports.queues import (
+    MAX_BATCH,
+    Delivery,
+    Message,
+    QueueMissing,
+    TaskMessage,
+    run_queues,
+    task_messages,
+)
+from conveyor.ports.tasks import UnfinishedTasks
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.sqs.messages import (
     LONGEST_HIDING,
@@ -120,15 +130,15 @@ VOID = frozenset(
 )
 """Error codes of SQS for receipts that are void."""
 
-Unfinished = Callable[[str, int, int], Awaitable[list[tuple[int, str]]]]
-"""`Tasks.unfinished_after`."""
+SENT_AT_ONCE = 8
+"""Queues of one run that are sent to at a time."""
 
 
 class SqsQueues:
     """The queues port. Belongs to one event loop.
 
-    `unfinished` finds the references that refill a queue. `long_polls`: concurrent calls that wait
-    for messages; receives beyond them poll once a second.
+    `tasks` finds the references that refill a queue. `long_polls`: concurrent calls that wait for
+    messages; receives beyond them poll once a second.
     """
 
     def __init__(
@@ -136,7 +146,7 @@ class SqsQueues:
         aws: Aws,
         clock: Clock,
         generations: Generations,
-        unfinished: Unfinished,
+        tasks: UnfinishedTasks,
         *,
         environment: str,
         max_receives: int = 1_000,
@@ -144,7 +154,7 @@ class SqsQueues:
     ) -> None:
         self._aws = aws
         self._clock = clock
-        self._unfinished = unfinished
+        self._tasks = tasks
         self._registry = QueueRegistry(
             aws, clock, generations, environment=environment, max_receives=max_receives
         )
@@ -152,39 +162,59 @@ class SqsQueues:
         self._free_polls = long_polls
         self._unreadable = UnreadableMessages(aws, clock, self._registry)
 
-    async def open_run(self, job_id: str, run_id: str) -> None:
+    async def open_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
         """Do nothing: a receive finds the queue, or raises QueueMissing."""
 
-    async def remake_run(self, job_id: str, run_id: str) -> None:
-        """Leave the refill to the process that replaced the lost queue, if another one did."""
-        queue = run_queue(run_id)
-        self._registry.forget(queue)
-        try:
-            await self._registry.find(queue)
-        except QueueMissing:
-            made = await self._registry.make(job_id, run_id, queue)
-            if made in (Made.FIRST, Made.LOST):
-                await self._refill(job_id, run_id)
+    async def remake_run(self, job_id: str, run_id: str, hosts: Sequence[str] = ()) -> None:
+        """Leave the refill of a lost queue to the process that replaced it, if another one did."""
+        refilled = []
+        for queue in run_queues(run_id, hosts):
+            self._registry.forget(queue)
+            try:
+                await self._registry.find(queue)
+            except QueueMissing:
+                if await self._registry.make(job_id, run_id, queue) in (Made.FIRST, Made.LOST):
+                    refilled.append(queue)
+        if refilled:
+            await self._refill(job_id, run_id, hosts, refilled)
 
     async def drop_run(self, run_id: str) -> None:
-        queue = run_queue(run_id)
-        self._depths.forget(queue)
-        await self._registry.remove(run_id, queue)
+        for queue in await self._registry.remove(run_id):
+            self._depths.forget(queue)
 
-    async def send_tasks(self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]) -> None:
-        """Make the queue if the run has none, and refill it if it was lost.
+    async def send_tasks(
+        self,
+        job_id: str,
+        run_id: str,
+        tasks: Sequence[tuple[int, str]],
+        hosts: Sequence[str] = (),
+        lanes: Sequence[str] = (),
+    ) -> None:
+        """Make the queues that the run does not have yet, and refill those that were lost.
 
         Does nothing if the run is no longer live.
         """
-        queue = run_queue(run_id)
-        try:
-            await self._send(queue, self._entries(job_id, run_id, tasks))
-        except QueueMissing:
-            made = await self._registry.make(job_id, run_id, queue)
-            if made is Made.LOST:
-                await self._refill(job_id, run_id)
-            elif made is not Made.NOTHING:
-                await self._send(queue, self._entries(job_id, run_id, tasks))
+        lost: list[str] = []
+
+        async def send(part: tuple[str, Sequence[TaskMessage]]) -> None:
+            queue, messages = part
+            try:
+                if messages:
+                    await self._send(queue, self._entries(messages))
+                else:
+                    # The workers ask it, and would take it for lost.
+                    await self._registry.find(queue)
+            except QueueMissing:
+                made = await self._registry.make(job_id, run_id, queue)
+                if made is Made.LOST:
+                    lost.append(queue)
+                elif made is not Made.NOTHING:
+                    await self._send(queue, self._entries(messages))
+
+        parts = task_messages(job_id, run_id, tasks, hosts, lanes)
+        await for_each(send, parts.items(), limit=SENT_AT_ONCE)
+        if lost:
+            await self._refill(job_id, run_id, lanes, lost)
 
     async def send(self, queue: str, message: Message, *, delay: float = 0.0) -> None:
         await self._send(queue, [entry(message, delay=delay, now=self._clock.now())])
@@ -237,17 +267,20 @@ class SqsQueues:
         self._depths.forget(queue)
         return 0
 
-    async def _refill(self, job_id: str, run_id: str) -> None:
+    async def _refill(
+        self, job_id: str, run_id: str, lanes: Sequence[str], queues: Sequence[str]
+    ) -> None:
+        """Send the references that belong into some queues of a run."""
         after = -1
-        while references := await self._unfinished(run_id, after, REFILL):
-            await self._send(run_queue(run_id), self._entries(job_id, run_id, references))
+        while references := await self._tasks.unfinished_after(run_id, after, REFILL):
+            hosts = await self._tasks.task_hosts(run_id, references) if lanes else ()
+            parts = task_messages(job_id, run_id, references, hosts, lanes)
+            for queue in queues:
+                await self._send(queue, self._entries(parts.get(queue, ())))
             after = references[-1][0]
 
-    def _entries(
-        self, job_id: str, run_id: str, tasks: Sequence[tuple[int, str]]
-    ) -> list[dict[str, Any]]:
+    def _entries(self, messages: Sequence[TaskMessage]) -> list[dict[str, Any]]:
         now = self._clock.now()
-        messages = [TaskMessage(job_id, run_id, task_id) for _, task_id in tasks]
         return [entry(message, delay=0.0, now=now) for message in messages]
 
     async def _send(self, queue: str, entries: Sequence[dict[str, Any]]) -> None:

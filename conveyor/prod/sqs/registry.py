@@ -1,8 +1,9 @@
-"""The registry of queues: their names, attributes and URLs, and the current queue of each run.
+"""The registry of queues: their names, attributes and URLs, and the current queues of each run.
 
 SQS blocks the name of a deleted queue for a minute, so each queue of a run has a name of its own,
-which ends in a generation number. All processes agree on the current generation of a run, since
-they keep it in one place. A process remembers the queues that it used last.
+which ends in a generation number. All processes agree on the current generation of a run, and of
+the queue of each of its hosts, since they keep them in one place. A process remembers the queues
+that it used last.
 """
 
 from __future__ import annotations
@@ -10,38 +11,49 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from cachetools import LRUCache
 
+from conveyor.aio.concurrency import for_each_collect
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
-from conveyor.ports.queues import DEAD_LETTER_QUEUE, QueueMissing
+from conveyor.ports.queues import (
+    DEAD_LETTER_QUEUE,
+    MOST_HOST_QUEUES,
+    QueueMissing,
+    host_queue,
+    run_queue,
+)
 from conveyor.prod.aws.calls import Aws, AwsRefused
 
 
 class Generation(NamedTuple):
-    """The number of a run's current queue. It only grows; it is 0 before the first queue, and once
-    the run is gone.
+    """The number of a current queue of a run. It only grows; it is 0 before the first queue, and
+    once the run is gone.
 
-    `live`: the run may still be worked. `moved`: this call raised the number.
+    `live`: the run may still be worked. `moved`: this call raised the number. `hosts` are the
+    numbers of the queues of its hosts, as far as they had any.
     """
 
     number: int
     live: bool
     moved: bool = False
+    hosts: Mapping[int, int] = {}
 
 
 class Generations(Protocol):
-    """The current queues of runs, one number a run."""
+    """The current queues of runs, a number for each: for a run's own, and with `host` for that of
+    a host of it."""
 
-    async def current(self, run_id: str) -> Generation:
+    async def current(self, run_id: str, host: int | None = None) -> Generation:
         """Return the current generation of a run."""
         ...
 
-    async def follow(self, run_id: str, known: int) -> Generation:
+    async def follow(self, run_id: str, known: int, host: int | None = None) -> Generation:
         """Raise the number of a live run to `known` + 1, unless another process did so before.
 
         Return the current generation: all processes that find a queue missing agree on the next
@@ -52,7 +64,7 @@ class Generations(Protocol):
 
 RETENTION = 1_209_600
 """Seconds for which SQS keeps a message: 14 days, its maximum."""
-_RUN = re.compile(r"run-(.+)")
+_RUN = re.compile(r"run-(.+?)(?:-h(\d+))?")
 
 
 def prefix(environment: str) -> str:
@@ -66,9 +78,16 @@ def run_of(queue: str) -> str | None:
     return None if found is None else found[1]
 
 
-def run_queue_name(environment: str, run_id: str, generation: int) -> str:
-    """Return the name in SQS of one generation of a run's queue."""
-    return f"{prefix(environment)}run-{run_id}-{generation}"
+def host_of_queue(queue: str) -> int | None:
+    """Return the number of the host that a queue belongs to; None for a run's own queue."""
+    found = _RUN.fullmatch(queue)
+    return None if found is None or found[2] is None else int(found[2])
+
+
+def run_queue_name(environment: str, run_id: str, generation: int, host: int | None = None) -> str:
+    """Return the name in SQS of one generation of a run's queue, or of that of a host of it."""
+    queue = run_queue(run_id) if host is None else host_queue(run_id, host)
+    return f"{prefix(environment)}{queue}-{generation}"
 
 
 def attributes(*, dead_letters: str, max_receives: int) -> dict[str, str]:
@@ -98,6 +117,8 @@ TRIES = 3
 """Generations tried in a row while names are blocked."""
 EARLIER_DROPPED = 2
 """Earlier queues of a run to look for when its queue is removed."""
+REMOVED_AT_ONCE = 4
+"""Queues of one run that are removed at a time."""
 
 
 class Made(Enum):
@@ -175,7 +196,7 @@ class QueueRegistry:
         known = self._known(queue)
         if not self._is_young(known):
             return False
-        current = await self._generations.current(run_id)
+        current = await self._generations.current(run_id, host_of_queue(queue))
         return current.live and current.number == known.generation
 
     async def make(self, job_id: str, run_id: str, queue: str) -> Made:
@@ -188,16 +209,18 @@ class QueueRegistry:
         others need not. A process that meets a number for the first time cannot know who raised it,
         and refills to be safe: a reference sent twice costs a look, a lost one costs a task.
         """
-        current = await self._generations.current(run_id)
+        host = host_of_queue(queue)
+        current = await self._generations.current(run_id, host)
         for _ in range(TRIES):
             seen = self._known(queue).generation
             made = Made.ANOTHER if 0 < seen < current.number else Made.LOST
             if not current.number or self._is_lost(queue, current.number):
-                current = await self._generations.follow(run_id, current.number)
+                current = await self._generations.follow(run_id, current.number, host)
                 made = _made_by_following(current)
             if not current.live:
                 return Made.NOTHING
-            url = await self._create(job_id, run_id, current.number)
+            name = run_queue_name(self._environment, run_id, current.number, host)
+            url = await self._create(job_id, run_id, name)
             if url is not None:
                 known = _Known(url, current.number, self._clock.monotonic())
                 self._remembered[queue] = known
@@ -207,18 +230,35 @@ class QueueRegistry:
             ErrorCode.UNAVAILABLE, f"queue {queue} could not be created", retry_after=5
         )
 
-    async def remove(self, run_id: str, queue: str) -> None:
-        """Delete the queues of a run, if there are any."""
+    async def remove(self, run_id: str) -> list[str]:
+        """Delete the queues of a run, if there are any; return those that it may have had."""
+        current = await self._generations.current(run_id)
+        latest = {run_queue(run_id): current.number}
+        latest |= {host_queue(run_id, host): number for host, number in current.hosts.items()}
+        if not current.number:
+            # The row is gone: delete at least the queues that this process saw.
+            latest |= dict.fromkeys(self._remembered_of(run_id), 0)
+        await for_each_collect(self._remove, list(latest.items()), limit=REMOVED_AT_ONCE)
+        return list(latest)
+
+    async def _remove(self, one: tuple[str, int]) -> None:
+        queue, number = one
         known = self._known(queue)
-        # The row may be gone already: delete at least the queue that this process saw.
-        latest = (await self._generations.current(run_id)).number or known.generation
+        latest = number or known.generation
+        run_id, host = run_of(queue), host_of_queue(queue)
+        assert run_id is not None
         self._remembered[queue] = _Known(generation=latest)
         for number in range(max(1, latest - EARLIER_DROPPED), latest + 1):
-            name = run_queue_name(self._environment, run_id, number)
+            name = run_queue_name(self._environment, run_id, number, host)
             seen = known.url if known.generation == number else ""
             url = seen or await self._look(name)
             if url is not None:
                 await self._delete(queue, url)
+
+    def _remembered_of(self, run_id: str) -> list[str]:
+        """Return the queues of hosts of a run that this process saw."""
+        queues = (host_queue(run_id, number) for number in range(MOST_HOST_QUEUES))
+        return [queue for queue in queues if queue in self._remembered]
 
     def _known(self, queue: str) -> _Known:
         return self._remembered.get(queue) or _Known()
@@ -231,8 +271,9 @@ class QueueRegistry:
         return known.generation >= number and not self._is_young(known)
 
     async def _find_run(self, run_id: str, queue: str, known: _Known) -> str:
-        number = (await self._generations.current(run_id)).number
-        name = run_queue_name(self._environment, run_id, number)
+        host = host_of_queue(queue)
+        number = (await self._generations.current(run_id, host)).number
+        name = run_queue_name(self._environment, run_id, number, host)
         url = await self._look(name) if number else None
         if url is None:
             raise QueueMissing(queue)
@@ -249,9 +290,8 @@ class QueueRegistry:
             return None
         return str(answer["QueueUrl"])
 
-    async def _create(self, job_id: str, run_id: str, number: int) -> str | None:
+    async def _create(self, job_id: str, run_id: str, name: str) -> str | None:
         """Make a run's queue unless it exists, and return its URL; None if its name is blocked."""
-        name = run_queue_name(self._environment, run_id, number)
         tags = {
             "project": "conveyor",
             "environment": self._environment,

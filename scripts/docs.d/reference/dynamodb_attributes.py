@@ -40,7 +40,7 @@ OF_EVERY_ITEM: dict[str, str] = {
     "gsi1sk": "its place in that partition",
     "gsi2pk": "partition of the index `gsi2` that finds it",
     "gsi2sk": "its place in that partition: a time in 15 digits, and an id, that of a run also by "
-    "its caller",
+    "its caller, and by `#more` if workers need more of it than the index has",
 }
 
 _PLACE = {
@@ -111,6 +111,9 @@ ITEMS: dict[str, ItemInfo] = {
             "given_up": "tasks by first index: rows that will not be counted",
             "queue_generation": "number of its present queue",
             "queue_moved_by": "token of the call that moved that number",
+            "hosts": "its hosts that have a queue of their own; absent without one",
+            "host_queues": "by number of the host: the number of its present queue, and the token "
+            "of the call that moved it; there if `hosts` is",
             "ingesting": "whether rows are being written after the answer",
             "ingest": "the plan of its ingestion, as JSON",
             "ingest_next": "checkpoint: every row below this index is written",
@@ -126,6 +129,7 @@ ITEMS: dict[str, ItemInfo] = {
             "calls_back": "whether an outbox entry of a callback waits for its end",
             "notifies": "whether an outbox entry of a webhook waits for its end",
             "rerun_of": "the run that it repeats",
+            "politeness": "the job's, as JSON; absent if it has none",
             "traceparent": "the trace of the request or fire that made it, where that was traced",
             "failure_reason": "why the run failed",
             "failure_detail": "the same in a sentence",

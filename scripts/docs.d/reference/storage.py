@@ -160,6 +160,7 @@ def _queues() -> str:
     days = f"{RETENTION // 86_400} days"
     own = prefix("ENVIRONMENT")
     run = run_queue_name("ENVIRONMENT", "RUN", 1).removesuffix("1") + "GENERATION"
+    of_host = run_queue_name("ENVIRONMENT", "RUN", 1, 0).removesuffix("0-1") + "HOST-GENERATION"
     lives = "from the first references of a run to its end; a lost worker's is removed within hours"
     too_often = "goes to the dead letters"
     return table(
@@ -168,6 +169,7 @@ def _queues() -> str:
             [code(own + CONTROL_QUEUE), "always", days, too_often],
             [code(own + DEAD_LETTER_QUEUE), "always", f"{days} after it was first sent", "stays"],
             [code(run), lives, days, too_often],
+            [code(of_host), "as that of its run", days, too_often],
         ],
     )
 

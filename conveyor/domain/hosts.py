@@ -1,0 +1,207 @@
+"""The limits on the calls of a host: what a host is, and which limits hold for it.
+
+A host is a name and a port, whatever the scheme, in one spelling: lower case, ASCII. Limits come
+from the settings of the server, and from a file of patterns that overrule them; they bound the
+calls of all callers together. Those of a job bound the calls of its caller.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+LEAST_RATE, MOST_RATE = 0.01, 1_000.0
+MOST_LIMIT = 1_000
+MOST_PATTERNS = 10_000
+_WORDS = {"limit", "rate", "together"}
+
+
+def host_key(name: str, caller: str = "") -> str:
+    """Return the key of a host in the ledger of permits and in the pacing, where those of jobs have
+    their ids: for the calls of all callers, or of one."""
+    return f"host:{caller}:{name}" if caller else f"host:{name}"
+
+
+class Politeness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The manners that a job asks for, at each host: calls of its caller in flight and their starts
+    a second, 0 for no limit, and whether robots.txt is heeded."""
+
+    per_host: int = 0
+    per_host_rate: float = 0.0
+    robots: bool = False
+
+    def __bool__(self) -> bool:
+        return self != _RUDE
+
+
+_RUDE = Politeness()
+
+
+class HostRule(msgspec.Struct, frozen=True):
+    """The limits of a host, or of several together, whose `name` they share: at most `limit` calls
+    in flight, and `rate` starts a second; 0 is no limit. They bound the calls of all callers, or of
+    `caller` alone."""
+
+    name: str
+    limit: int
+    rate: float
+    caller: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of its permits and starts."""
+        return host_key(self.name, self.caller)
+
+
+class HostPattern(msgspec.Struct, frozen=True):
+    """A row of the file: what it says of the hosts that it names. None says nothing; with
+    `together` all its hosts are counted as one."""
+
+    limit: int | None = None
+    rate: float | None = None
+    together: bool = False
+
+
+class BadHostRules(ValueError):
+    """A file of patterns that cannot be used; the text says where."""
+
+
+def host_and_port(url: str) -> str:
+    """Return the host of a URL in one spelling, with its port; empty if it cannot be read."""
+    from pydantic_core import Url
+
+    try:
+        parsed = Url(url)
+    except ValueError:
+        return ""
+    name = (parsed.host or "").rstrip(".")
+    return f"{name}:{parsed.port}" if name else ""
+
+
+class HostRules:
+    """The limits of a server: `limit` and `rate` of every host, and patterns that overrule them.
+
+    A pattern is `example.com`, or `*.example.com` for all names below, or `*`; with a port behind a
+    colon it holds for that alone. The closest one holds: a name before a pattern of names below it,
+    a longer one before a shorter, one with the port before one without.
+    """
+
+    def __init__(
+        self, *, limit: int = 0, rate: float = 0.0, patterns: dict[str, HostPattern] | None = None
+    ) -> None:
+        self._limit = limit
+        self._rate = rate
+        self._patterns = patterns or {}
+
+    def __bool__(self) -> bool:
+        return bool(self._limit or self._rate or self._patterns)
+
+    def rule_of(self, url: str) -> HostRule | None:
+        """Return the limits that hold for the host of a URL; None if there are none."""
+        host = host_and_port(url)
+        rule = self.rule_for(host) if host else None
+        return rule if rule is not None and (rule.limit or rule.rate) else None
+
+    def rule_for(self, host: str) -> HostRule:
+        """Return the limits of a host, which may be none."""
+        found, pattern = self._closest(host)
+        limit = self._limit if pattern.limit is None else pattern.limit
+        rate = self._rate if pattern.rate is None else pattern.rate
+        return HostRule(found if pattern.together else host, limit, rate)
+
+    def _closest(self, host: str) -> tuple[str, HostPattern]:
+        name, _, port = host.rpartition(":")
+        labels = [] if name.startswith("[") else name.split(".")
+        below = [f"*.{'.'.join(labels[place:])}" for place in range(1, len(labels))]
+        for text in (name, *below, "*"):
+            for key in (f"{text}:{port}", text):
+                pattern = self._patterns.get(key)
+                if pattern is not None:
+                    return key, pattern
+        return "", HostPattern()
+
+
+class HostPolicies:
+    """Finds the rules that hold for the calls of a run at a host, by the server's rules as `rules`
+    returns them at that moment, and by the politeness of the run."""
+
+    def __init__(self, rules: Callable[[], HostRules]) -> None:
+        self._rules = rules
+
+    def hold(self, politeness: Politeness | None) -> bool:
+        """Tell whether a run may have rules at all."""
+        return bool(politeness) or bool(self._rules())
+
+    def rules_of(
+        self, host: str, caller: str, politeness: Politeness | None
+    ) -> tuple[HostRule, ...]:
+        """Return the rules that hold for the calls of a caller at a host; none if nothing bounds
+        them.
+
+        The first is the server's, for all callers; without a limit where only the run has one, as
+        the host may be closed for everybody. The second is the run's own, if it has any.
+        """
+        if not host or not self.hold(politeness):
+            return ()
+        servers = self._rules().rule_for(host)
+        if politeness:
+            own = HostRule(host, politeness.per_host, politeness.per_host_rate, caller)
+            return servers, own
+        return (servers,) if servers.limit or servers.rate else ()
+
+
+def paces(rules: Sequence[HostRule], host: str, caller: str) -> dict[str, float]:
+    """Return the least seconds between two starts by the keys under which they are booked, for the
+    calls of a caller at a host with rules. A host may be closed under each of these keys, so the
+    caller's own is among them even if no rule has it."""
+    steps = {rule.key: 1 / rule.rate if rule.rate else 0.0 for rule in rules}
+    steps.setdefault(host_key(host, caller), 0.0)
+    return steps
+
+
+def parse_host_patterns(text: str) -> dict[str, HostPattern]:
+    """Parse a file of patterns. Raises BadHostRules, which says what is wrong with which one."""
+    try:
+        rows = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadHostRules(f"is no TOML: {error}") from None
+    if len(rows) > MOST_PATTERNS:
+        raise BadHostRules(f"holds {len(rows)} patterns, of {MOST_PATTERNS} at most")
+    return {_spelled(pattern): _parse(pattern, row) for pattern, row in rows.items()}
+
+
+def _spelled(pattern: str) -> str:
+    """Return a pattern in the spelling of hosts."""
+    head, _, rest = pattern.rpartition("*.")
+    has_port = rest.rpartition(":")[2].isdecimal()
+    host = "" if rest == "*" else host_and_port(f"http://{rest}/")
+    if rest == "*" and not head:
+        return "*"
+    if not host or head or "/" in rest or "@" in rest or "*" in rest:
+        raise BadHostRules(f"{pattern!r} is no pattern of hosts, such as *.example.com")
+    spelled = host if has_port else host.rpartition(":")[0]
+    return f"*.{spelled}" if pattern.startswith("*.") else spelled
+
+
+def _parse(pattern: str, row: Any) -> HostPattern:
+    if not isinstance(row, dict):
+        raise BadHostRules(f"{pattern!r} must have a table, such as {{ limit = 2, rate = 0.5 }}")
+    if unknown := sorted(row.keys() - _WORDS):
+        raise BadHostRules(f"{pattern!r} has the unknown word {unknown[0]!r}")
+    together = row.get("together", False)
+    if not isinstance(together, bool):
+        raise BadHostRules(f"together of {pattern!r} must be true or false")
+    limit, rate = row.get("limit"), row.get("rate")
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= MOST_LIMIT):
+        raise BadHostRules(f"limit of {pattern!r} must be a whole number from 0 to {MOST_LIMIT:,}")
+    if rate is not None and (type(rate) not in (int, float) or not is_rate(rate)):
+        raise BadHostRules(f"rate of {pattern!r} must be 0, or from {LEAST_RATE} to {MOST_RATE:g}")
+    return HostPattern(limit, None if rate is None else float(rate), together)
+
+
+def is_rate(rate: float) -> bool:
+    """Tell whether so many starts a second can be kept; 0 is no limit."""
+    return rate == 0 or LEAST_RATE <= rate <= MOST_RATE

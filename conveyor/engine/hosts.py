@@ -1,0 +1,613 @@
+"""The limits of hosts, kept before a message is received where its queue holds one host alone, and
+before its task is claimed elsewhere.
+
+A lane of one host is asked for as many messages as the worker has permits of the host, and
+*starts*: instants that the pacing booked for it and nobody else. In a lane of many hosts each
+message that came knocks at its host. One that finds no room is hidden until its place in the host's
+line; when it comes again it waits here, with neither a slot nor a permit of its job.
+
+All moments are monotonic seconds of this worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import anyio
+from cachetools import LRUCache
+
+from conveyor.aio.concurrency import wait_or_timeout
+from conveyor.domain.hosts import HostPolicies, HostRule, host_and_port, paces
+from conveyor.domain.model import Problem, TaskFailure, WaitReason
+from conveyor.engine.lanes import Lane
+from conveyor.engine.leases import JobLease
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Postponed
+from conveyor.ports.handler import HostTurns
+from conveyor.ports.pacing import HORIZON, Booking, Pacing
+from conveyor.ports.queues import Delivery, TaskMessage
+
+AHEAD = 1.0
+"""Seconds ahead for which a worker books the starts of a host, and receives the messages for
+them."""
+LATE = 0.05
+"""Seconds after its instant in which a start is still used: more would let a second see more starts
+than the rate."""
+KEPT = 2.0
+"""Seconds for which a start is kept where nothing spaces them."""
+FRESH = 0.05
+"""Seconds after which a worker that begins a call looks again whether its host is still open."""
+NEAR = 0.1
+"""Seconds before its start at which a message gets a slot: its task is claimed meanwhile."""
+PATIENCE = 1.0
+"""Most seconds that a message waits for its host when it comes for the first time."""
+ASK_AGAIN = 0.25
+"""Seconds, spread, between two questions of a message that waits to a ledger with nothing to
+give."""
+BOOK_AGAIN = 1.0
+"""Seconds, spread, between two questions of a lane to a pacing with nothing to give."""
+MATCH_EVERY = 1.0
+"""Seconds between two looks at which rules hold for a lane."""
+MOST_WAITING = 500
+"""Messages of one lane that wait for their hosts; a lane with so many is not asked."""
+USUAL_SECONDS = 1.0
+"""Seconds that a call to a host is taken to last before one has ended."""
+MOST_HOSTS = 20_000
+MOST_LEARNED = 20_000
+"""Tasks whose hosts a worker remembers, because their messages do not name them."""
+_NEWEST = 0.2
+"""Weight of the latest call in the mean time of those to its host."""
+
+
+class HostPace:
+    """The starts in hand of one host under its `rules`, for the lanes of that host alone. They are
+    booked under the keys of `steps`. What the host has said was seen last at `seen_at`: it wants
+    starts `slow` seconds apart.
+
+    The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
+    while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
+    is the mean time of its calls. `knocking` messages wait for the host, one after the other.
+    """
+
+    __slots__ = (
+        "ask_at",
+        "booked_at",
+        "ceiling",
+        "closed_until",
+        "freed",
+        "is_booking",
+        "knocking",
+        "last",
+        "rules",
+        "seconds",
+        "seen_at",
+        "slow",
+        "starts",
+        "steps",
+        "turn",
+    )
+
+    def __init__(self, rules: tuple[HostRule, ...]) -> None:
+        self.rules = rules
+        self.steps: dict[str, float] = {}
+        self.seen_at = -math.inf
+        self.slow = 0.0
+        self.starts: deque[float] = deque()
+        self.booked_at = self.ask_at = self.last = self.closed_until = -math.inf
+        self.is_booking = False
+        self.ceiling = 0
+        self.seconds = USUAL_SECONDS
+        self.knocking = 0
+        self.turn = anyio.Lock()
+        self.freed = anyio.Event()
+
+    @property
+    def interval(self) -> float:
+        """The seconds between two starts, 0 where nothing spaces them."""
+        return max(self.slow, *(1 / rule.rate for rule in self.rules if rule.rate), 0.0)
+
+    @property
+    def spacing(self) -> float:
+        """The seconds between two calls as fast as all limits allow."""
+        by_limit = [self.seconds / rule.limit for rule in self.rules if rule.limit]
+        return max(self.interval, *by_limit, 0.0)
+
+    def usable(self, now: float) -> int:
+        """Count the starts for which messages may be received now; forget those that are over."""
+        starts, early = self.starts, now + AHEAD
+        if self.interval:
+            while starts and starts[0] < now - LATE:
+                starts.popleft()
+        elif starts and now - self.booked_at > KEPT:
+            starts.clear()
+        if not starts or now < self.closed_until:
+            return 0
+        return len(starts) if starts[-1] <= early else sum(start <= early for start in starts)
+
+    def wanted(self, most: int, now: float) -> int:
+        """Return how many starts to book now, of `most` that could be used."""
+        if self.is_booking or now < self.ask_at or now < self.closed_until:
+            return 0
+        interval = self.interval
+        if not interval:
+            return most
+        return min(most, math.ceil(AHEAD / interval)) if self.last - now < AHEAD else 0
+
+    def learn(self, booking: Booking, now: float) -> list[float]:
+        """Take in what the pacing answered; return the instants of the starts."""
+        self.ceiling, self.slow, self.seen_at = booking.ceiling, booking.interval, now
+        if booking.closed_for > 0:
+            self.closed_until = now + booking.closed_for
+            self.starts.clear()
+        starts = [now + start for start in booking.starts]
+        if starts:
+            self.booked_at, self.last = now, starts[-1]
+        return starts
+
+    def next_due(self, now: float) -> float | None:
+        """Return when starts may be used or booked, if that is later than `now`."""
+        due = max(self.ask_at, self.closed_until)
+        if self.starts and self.starts[0] - AHEAD > now:
+            due = max(due, self.starts[0] - AHEAD)
+        elif self.interval and not self.starts:
+            due = max(due, self.last - AHEAD)
+        return due if due > now else None
+
+
+class HostPaces:
+    """The paces of one worker, by the keys of the rules that hold."""
+
+    def __init__(self, pacing: Pacing, policies: HostPolicies, clock: Clock) -> None:
+        self.pacing = pacing
+        self.policies = policies
+        self._clock = clock
+        self._paces: LRUCache[tuple[str, ...], HostPace] = LRUCache(MOST_HOSTS)
+        self._by_lane: dict[Lane, HostPace | None] = {}
+        self._matched_at = clock.monotonic()
+
+    def hold(self, lane: Lane) -> bool:
+        """Tell whether limits of hosts may hold in a lane of a run."""
+        return self.policies.hold(lane.politeness)
+
+    def under(self, lane: Lane, host: str) -> HostPace | None:
+        """Return the pace of a host for the calls of a run; None if nothing limits them."""
+        rules = self.policies.rules_of(host, lane.owner.caller, lane.politeness)
+        if not rules:
+            return None
+        steps = paces(rules, host, lane.owner.caller)
+        keys = tuple(steps)
+        pace = self._paces.get(keys)
+        if pace is None:
+            pace = self._paces[keys] = HostPace(rules)
+        pace.rules, pace.steps = rules, steps
+        return pace
+
+    def of(self, lane: Lane) -> HostPace | None:
+        """Return the pace of a lane of one host, as of the last look at the rules."""
+        if lane not in self._by_lane:
+            self._by_lane[lane] = self.under(lane, lane.host)
+        return self._by_lane[lane]
+
+    def forget(self, lane: Lane) -> None:
+        """Look after a lane no more."""
+        self._by_lane.pop(lane, None)
+
+    def rematch(self, now: float) -> list[Lane]:
+        """Look at the rules once again, if it is time; return the lanes of one host then."""
+        if now - self._matched_at < MATCH_EVERY:
+            return []
+        self._matched_at = now
+        lanes = list(self._by_lane)
+        for lane in lanes:
+            self._by_lane[lane] = self.under(lane, lane.host)
+        return lanes
+
+    def askable(self, lane: Lane, most: int, now: float) -> int:
+        """Return how many messages, of `most`, may be asked of a lane now: those for which there
+        are starts, or else for which some may be booked."""
+        pace = self.of(lane)
+        if pace is None:
+            return most
+        if pace.ceiling:
+            most = min(most, pace.ceiling - lane.busy + lane.unsettled)
+        return min(most, pace.usable(now) or pace.wanted(most, now))
+
+    def has_starts(self, lane: Lane) -> bool:
+        """Tell whether starts of a lane are in hand."""
+        pace = self.of(lane)
+        return pace is not None and bool(pace.starts)
+
+    def ceiling(self, lane: Lane) -> int:
+        """Return the lowered limit of the host of a lane, 0 if it is not."""
+        pace = self.of(lane)
+        return 0 if pace is None else pace.ceiling
+
+    def rules_of(self, lane: Lane) -> tuple[HostRule, ...]:
+        """Return the rules that hold for a lane of one host."""
+        pace = self.of(lane)
+        return () if pace is None else pace.rules
+
+    def is_closed(self, lane: Lane, now: float) -> bool:
+        """Tell whether the host of a lane is closed."""
+        pace = self.of(lane)
+        return pace is not None and now < pace.closed_until
+
+    def take(self, lane: Lane, count: int) -> tuple[float, ...] | None:
+        """Take the next starts of a lane out of the hand, for messages that are asked for. None if
+        there are none: then `fill` is to follow."""
+        pace = self.of(lane)
+        if pace is None:
+            return ()
+        if not pace.starts:
+            pace.is_booking = True
+            return None
+        return tuple(pace.starts.popleft() for _ in range(min(count, len(pace.starts))))
+
+    def closed_until(self, lane: Lane) -> float:
+        """Return when the host of a lane opens."""
+        pace = self.of(lane)
+        return -math.inf if pace is None else pace.closed_until
+
+    async def fill(self, lane: Lane, count: int) -> list[float]:
+        """Book starts for a lane that has none; return those that are near, and keep the others.
+        Raises ConveyorError(unavailable)."""
+        pace = self.of(lane)
+        if pace is None:
+            return []
+        try:
+            starts = await self.book(pace, count)
+        finally:
+            pace.is_booking = False
+        early = self._clock.monotonic() + AHEAD
+        pace.starts.extend(start for start in starts if start > early)
+        return [start for start in starts if start <= early]
+
+    async def book(self, pace: HostPace, count: int) -> list[float]:
+        """Book starts of a host under all rules that hold; return their instants."""
+        first, *others = pace.steps.items()
+        booking = await self.pacing.book(*first, count, also=dict(others))
+        now = self._clock.monotonic()
+        starts = pace.learn(booking, now)
+        if not starts:
+            pace.ask_at = now + BOOK_AGAIN * (0.5 + self._clock.random())
+        return starts
+
+    def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
+        """Have starts in hand again for which no message came."""
+        pace = self.of(lane)
+        if pace is not None:
+            pace.starts.extendleft(reversed(starts))
+
+    def next_due(self, lane: Lane, now: float) -> float | None:
+        """Return when a lane may have starts, if that is later than `now`."""
+        pace = self.of(lane)
+        return None if pace is None else pace.next_due(now)
+
+
+class Turn:
+    """The turn of one message at its host: its pace and its next start.
+
+    One of a queue of many hosts holds permits of `leases` since their `lives`; `scope` is what is
+    cancelled when they are lost. Its call began at `began`.
+    """
+
+    __slots__ = (
+        "began",
+        "has_come_before",
+        "host",
+        "lane",
+        "leases",
+        "lives",
+        "pace",
+        "scope",
+        "start",
+    )
+
+    def __init__(self, lane: Lane, delivery: Delivery) -> None:
+        message = delivery.message
+        assert isinstance(message, TaskMessage)
+        self.lane = lane
+        self.host = lane.host or message.host
+        self.has_come_before = delivery.receive_count > 1
+        self.pace: HostPace | None = None
+        self.start: float | None = None
+        self.leases: tuple[JobLease, ...] = ()
+        self.lives: tuple[int, ...] = ()
+        self.scope: anyio.CancelScope | None = None
+        self.began: float | None = None
+
+    def why(self, now: float) -> WaitReason:
+        """Return why its message is put off."""
+        is_closed = self.pace is not None and now < self.pace.closed_until
+        return WaitReason.HOST_RETRY_AFTER if is_closed else WaitReason.HOST_LIMIT
+
+    @property
+    def has_permits(self) -> bool:
+        """True if what it holds was not lost."""
+        return all(lease.life == life for lease, life in zip(self.leases, self.lives, strict=True))
+
+
+class HostPermits(Protocol):
+    """The permits of hosts of one worker."""
+
+    def guest_leases(self, rules: Sequence[HostRule]) -> tuple[JobLease, ...]:
+        """Return the leases of the rules that limit the calls in flight."""
+        ...
+
+    def lane_leases(self, lane: Lane) -> tuple[JobLease, ...]:
+        """Return the leases of the host of a lane."""
+        ...
+
+    def has_spare(self, lease: JobLease, now: float) -> bool:
+        """Tell whether a permit is idle and usable."""
+        ...
+
+    def is_kept(self, lease: JobLease, now: float) -> bool:
+        """Tell whether there is a usable permit for each message that uses one."""
+        ...
+
+    async def knock(self, lease: JobLease) -> None:
+        """Ask the ledger for one more permit, unless that is asked for or was just refused."""
+        ...
+
+    async def give_back(self, lease: JobLease) -> None:
+        """Give an idle permit back, unless somebody here may use it."""
+        ...
+
+
+class MessageTurns(HostTurns):
+    """The turns of the messages in hand of one worker."""
+
+    def __init__(self, paces: HostPaces, permits: HostPermits, clock: Clock) -> None:
+        self.policies = paces.policies
+        self._paces = paces
+        self._permits = permits
+        self._clock = clock
+        self._holding: set[Turn] = set()
+        self._working: dict[tuple[str, str], Turn] = {}
+        self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
+
+    # -- messages that have come --
+
+    def turn_of(self, lane: Lane, delivery: Delivery, start: float | None) -> Turn | None:
+        """Return the turn of a message that came, with its start if it has one; None if no limits
+        can hold for it."""
+        if not lane.host and not self._paces.hold(lane):
+            return None
+        turn = Turn(lane, delivery)
+        if not turn.host and isinstance(message := delivery.message, TaskMessage):
+            # A message of an older version, which may have been here before.
+            turn.host = self._learned.get((message.run_id, message.task_id), "")
+        if lane.host:
+            turn.pace = self._paces.of(lane)
+        elif turn.host:
+            turn.pace = self._paces.under(lane, turn.host)
+        if turn.host and turn.pace is None:
+            return None
+        turn.start = start
+        return turn
+
+    def may_go_on(self, turn: Turn) -> bool:
+        """Tell whether a message need not wait beside the slots: its start is near, or its host is
+        not known before its claim."""
+        if turn.pace is None:
+            return True
+        if not turn.lane.host:
+            return False
+        return turn.start is None or turn.start - NEAR <= self._clock.monotonic()
+
+    async def enter(self, turn: Turn) -> float | None:
+        """Wait until the start of a message is near, with permits of its host in hand. Return the
+        seconds for which to hide it instead, if there is no room for it.
+
+        Raises ConveyorError(unavailable) if the ledger does not answer.
+        """
+        if not turn.lane.host and turn.start is None:
+            place = await self._knock(turn)
+            if place is not None:
+                return place
+        if turn.start is not None:
+            await self._sleep_until(turn.start - NEAR)
+        return None
+
+    async def _knock(self, turn: Turn) -> float | None:
+        """Take permits and a start of a host, behind those that knocked before."""
+        pace = turn.pace
+        assert pace is not None
+        now = self._clock.monotonic()
+        until = math.inf if turn.has_come_before else now + PATIENCE
+        if not turn.has_come_before and pace.knocking * pace.spacing > PATIENCE:
+            return await self._place(pace)
+        leases = self._permits.guest_leases(pace.rules)
+        pace.knocking += 1
+        for lease in leases:
+            lease.knocking += 1
+        try:
+            async with pace.turn:
+                return await self._take_turn(turn, pace, leases, until)
+        finally:
+            pace.knocking -= 1
+            for lease in leases:
+                lease.knocking -= 1
+
+    async def _take_turn(
+        self, turn: Turn, pace: HostPace, leases: tuple[JobLease, ...], until: float
+    ) -> float | None:
+        while True:
+            closed_for = pace.closed_until - self._clock.monotonic()
+            if closed_for > 0 and (until < math.inf or closed_for > HORIZON):
+                return await self._place(pace)
+            if closed_for <= 0 and await self._take_permits(turn, leases):
+                if await self._take_start(turn, pace):
+                    return None
+                await self.release(turn)
+            if self._clock.monotonic() >= until:
+                return await self._place(pace)
+            pace.freed = anyio.Event()
+            again = ASK_AGAIN * (0.5 + self._clock.random())
+            await wait_or_timeout(pace.freed, self._clock, again)
+
+    async def _take_permits(self, turn: Turn, leases: tuple[JobLease, ...]) -> bool:
+        for lease in leases:
+            if not self._permits.has_spare(lease, self._clock.monotonic()):
+                await self._permits.knock(lease)
+        now = self._clock.monotonic()
+        if not all(self._permits.has_spare(lease, now) for lease in leases):
+            return False
+        for lease in leases:
+            lease.guests += 1
+        turn.leases, turn.lives = leases, tuple(lease.life for lease in leases)
+        self._holding.add(turn)
+        return True
+
+    async def _take_start(self, turn: Turn, pace: HostPace) -> bool:
+        """Book a start; return whether there is one. Permits are given back after an error."""
+        try:
+            starts = await self._paces.book(pace, 1)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.release(turn)
+            raise
+        if starts:
+            turn.start = starts[0]
+        return bool(starts)
+
+    async def _place(self, pace: HostPace) -> float:
+        """Take a place in the line of a host; return the seconds until it comes."""
+        slowest = max(pace.rules, key=lambda rule: (rule.rate > 0, -rule.rate, rule.limit > 0))
+        place = await self._paces.pacing.line_up(slowest.key, pace.spacing)
+        return max(place, pace.closed_until - self._clock.monotonic())
+
+    async def release(self, turn: Turn) -> None:
+        """Give the permits of a message back, if it holds some of its own."""
+        turn.scope = None
+        if turn not in self._holding:
+            return
+        self._holding.discard(turn)
+        held = [
+            lease for lease, life in zip(turn.leases, turn.lives, strict=True) if lease.life == life
+        ]
+        turn.leases = turn.lives = ()
+        for lease in held:
+            lease.guests -= 1
+        if turn.pace is not None:
+            turn.pace.freed.set()
+        for lease in held:
+            await self._permits.give_back(lease)
+
+    # -- messages in slots --
+
+    def begin(self, turn: Turn, delivery: Delivery, scope: anyio.CancelScope) -> None:
+        """Note that a message is worked in a slot."""
+        message = delivery.message
+        assert isinstance(message, TaskMessage)
+        turn.scope = scope
+        self._working[message.run_id, message.task_id] = turn
+
+    async def end(self, turn: Turn, delivery: Delivery) -> None:
+        """Note that a slot has done with a message: its call, if one was made, has ended."""
+        message = delivery.message
+        assert isinstance(message, TaskMessage)
+        self._working.pop((message.run_id, message.task_id), None)
+        if turn.began is not None and turn.pace is not None:
+            took = self._clock.monotonic() - turn.began
+            turn.pace.seconds += _NEWEST * (took - turn.pace.seconds)
+            turn.began = None
+        await self.release(turn)
+
+    async def come(self, run_id: str, task_id: str, url: str) -> None:
+        turn = self._working.get((run_id, task_id))
+        if turn is None:
+            return
+        if not turn.host:
+            turn.host = self._learned[run_id, task_id] = host_and_port(url)
+            turn.pace = self._paces.under(turn.lane, turn.host)
+        if turn.pace is not None:
+            await self._come(turn, turn.pace)
+            turn.began = self._clock.monotonic()
+
+    def is_lowered(self, run_id: str, task_id: str) -> bool:
+        turn = self._working.get((run_id, task_id))
+        return turn is not None and turn.pace is not None and turn.pace.ceiling > 0
+
+    async def _come(self, turn: Turn, pace: HostPace) -> None:
+        """Wait for the very instant of a start that is neither late nor of a host that was closed
+        meanwhile."""
+        while True:
+            await self._hold_permits(turn, pace)
+            if turn.start is None and not await self._take_start_here(turn, pace):
+                continue
+            assert turn.start is not None
+            await self._sleep_until(turn.start - LATE)
+            if self._clock.monotonic() - pace.seen_at > FRESH:
+                await self._check(pace)
+            await self._sleep_until(turn.start)
+            start, turn.start = turn.start, None
+            if not pace.interval or self._clock.monotonic() <= start + LATE:
+                return
+
+    async def _hold_permits(self, turn: Turn, pace: HostPace) -> None:
+        """Return once there are permits for a message, which may have lost its own."""
+        if turn.lane.host:
+            leases = self._permits.lane_leases(turn.lane)
+            while not all(
+                self._permits.is_kept(lease, self._clock.monotonic()) for lease in leases
+            ):
+                for lease in leases:
+                    await self._permits.knock(lease)
+                await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
+            return
+        if turn in self._holding and turn.has_permits:
+            return
+        await self.release(turn)
+        if not self._permits.guest_leases(pace.rules):
+            return
+        place = await self._knock(turn)
+        if place is not None:
+            raise _postponed(place, WaitReason.HOST_LIMIT)
+
+    async def _take_start_here(self, turn: Turn, pace: HostPace) -> bool:
+        """Book a start for a message in a slot. Raises Postponed if its host is closed."""
+        if await self._take_start(turn, pace):
+            return True
+        closed_for = pace.closed_until - self._clock.monotonic()
+        if closed_for > 0:
+            raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+        await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
+        return False
+
+    async def _check(self, pace: HostPace) -> None:
+        """Raise Postponed if a host was closed meanwhile."""
+        states = (await self._paces.pacing.state(pace.steps)).values()
+        pace.seen_at = self._clock.monotonic()
+        pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
+        closed_for = max((state.closed_for for state in states), default=0.0)
+        if closed_for > 0:
+            pace.closed_until = pace.seen_at + closed_for
+            pace.starts.clear()
+            raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+
+    # -- upkeep --
+
+    def tend(self, count: Callable[[int], None]) -> None:
+        """Cancel what uses permits that were lost, and tell how many calls those were."""
+        lost = [turn for turn in self._holding if not turn.has_permits]
+        count(len(lost))
+        for turn in lost:
+            if turn.scope is not None:
+                turn.scope.cancel()
+
+    async def _sleep_until(self, moment: float) -> None:
+        left = moment - self._clock.monotonic()
+        if left > 0:
+            await self._clock.sleep(left)
+
+
+def _postponed(seconds: float, waiting: WaitReason) -> Postponed:
+    """Return the verdict on a call whose host has no room for it."""
+    failure = TaskFailure.RATE_LIMITED
+    problem = Problem(failure.value, "the host has no room within its limits", 429)
+    return Postponed(problem, failure, retry_after=seconds, waiting=waiting)

@@ -1,0 +1,243 @@
+"""The permits of one worker for one job, one caller or one host.
+
+A lease is pure: it has no clock and no ledger. All moments are monotonic seconds of this worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from conveyor.domain.backoff import Backoff
+from conveyor.engine.lanes import Lane, RunShare
+from conveyor.ports.permits import LedgerState
+
+FULL_BATCH = 10
+"""Least permits a worker in a job's fair share: one receive brings as many messages."""
+SETTLING_IN = 1.0
+"""Seconds in which workers that start together stay within their fair share."""
+IDLE_AFTER = 0.5
+REFUSAL_BASE = 0.2
+REFUSAL_CAP = 2.5
+REFUSAL_CAP_PER_WORKER = 0.8
+"""Seconds by which each worker lengthens the pause of all after a refusal: the more of them ask a
+full ledger, the more rarely each does."""
+WANT_FROM = 2 * FULL_BATCH
+"""Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
+HANDED_OVER = 1.0
+"""Seconds after it handed over a permit of a host in which a worker asks for no other."""
+SMALL_LIMIT_PATIENCE = 2.5
+"""The factor by which workers wait longer at limits below that, which refuse nearly all of them."""
+
+
+class JobLease:
+    """One worker's permits of one job, or `of_caller` of all jobs of one, or `of_host` of one host,
+    usable until the fence.
+
+    A `suffix` of the holder's name tells it from another of the same worker for the same key.
+    `renewed_at` is the moment *before* the latest call that the ledger granted. `calling` is True
+    during a call: there is never more than one. The ledger is closed until `closed_until`, and
+    `is_full` after it last refused for its limit. `dirty` means that the ledger counts more permits
+    than the worker holds. `surplus` permits are handed over as messages end.
+
+    Of a host, `guests` are messages of queues of many hosts that use permits, and `knocking` ones
+    wait for such a permit. While the host has a `ceiling`, no more permits are used. `life` counts
+    how often all were lost.
+    """
+
+    __slots__ = (
+        "_shares",
+        "calling",
+        "ceiling",
+        "chunk",
+        "closed_until",
+        "cool_until",
+        "dirty",
+        "first_seen",
+        "guests",
+        "holders",
+        "idle_since",
+        "is_full",
+        "job_id",
+        "knocking",
+        "lanes",
+        "life",
+        "limit",
+        "lost",
+        "misses",
+        "of_caller",
+        "of_host",
+        "others_want",
+        "permits",
+        "renewed_at",
+        "retry_at",
+        "suffix",
+        "surplus",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        job_id: str,
+        limit: int,
+        *,
+        of_caller: bool = False,
+        of_host: bool = False,
+        suffix: str = "",
+    ) -> None:
+        self.job_id = job_id
+        self.suffix = suffix
+        self.limit = limit
+        self.of_caller = of_caller
+        self.of_host = of_host
+        self.guests = self.knocking = self.ceiling = self.life = 0
+        self.lanes: list[Lane] = []
+        self._shares: Counter[RunShare] = Counter()
+        self.permits = 0
+        self.renewed_at = -math.inf
+        self.calling = False
+        self.dirty = False
+        self.lost = False
+        self.wants = False
+        self.retry_at = 0.0
+        self.cool_until = 0.0
+        self.closed_until = 0.0
+        self.misses = 0
+        self.is_full = False
+        self.chunk = FULL_BATCH
+        self.holders = 0
+        self.others_want = 0
+        self.first_seen = math.inf
+        self.surplus = 0
+        self.idle_since: float | None = None
+
+    @property
+    def busy(self) -> int:
+        """Messages that use a permit, or were asked for under one."""
+        if self.of_caller:
+            return self.lanes[0].owner.busy if self.lanes else 0
+        if self.of_host:
+            # A permit of a host ends with the call.
+            if len(self.lanes) == 1:
+                return self.guests + self.lanes[0].busy - self.lanes[0].unsettled
+            return self.guests + sum(lane.busy - lane.unsettled for lane in self.lanes)
+        if len(self._shares) == 1:
+            return next(iter(self._shares)).busy
+        return sum(share.busy for share in self._shares)
+
+    def add(self, lane: Lane) -> None:
+        """Have one more lane, whose messages use these permits."""
+        self.lanes.append(lane)
+        self._shares[lane.share] += 1
+
+    def remove(self, lane: Lane) -> None:
+        """Have one lane less."""
+        self.lanes.remove(lane)
+        self._shares[lane.share] -= 1
+        if not self._shares[lane.share]:
+            del self._shares[lane.share]
+
+    @property
+    def spare(self) -> int:
+        """The permits that no message uses, below 0 if some were lost."""
+        usable = self.permits
+        if self.ceiling:
+            usable = min(usable, self.ceiling)
+        return usable - self.busy
+
+    @property
+    def may_want(self) -> bool:
+        """True if others may be asked to hand permits over: of a host, for a message in hand."""
+        return self.knocking > 0 if self.of_host else self.limit >= WANT_FROM
+
+    @property
+    def fair(self) -> int:
+        """The permits of each worker if all have the same number: a full batch of a job at
+        least."""
+        parties = self.holders + self.others_want + (0 if self.permits else 1)
+        return max(1 if self.of_host else FULL_BATCH, math.ceil(self.limit / max(parties, 1)))
+
+    def is_out(self, now: float) -> bool:
+        """Return True if no further permit is to be asked for now."""
+        return self.permits >= self.limit or self.calling or now < self.cool_until
+
+    def growth(self, now: float) -> int:
+        """Return the most permits to ask for now: a growing block, and no more than is fair while
+        others want some or may be starting; of a host at most those that it has."""
+        if self.of_host:
+            return min(self.chunk, self.limit - self.permits)
+        if self.others_want or now < self.first_seen + SETTLING_IN < math.inf:
+            return max(0, min(self.chunk, self.fair - self.permits))
+        return self.chunk
+
+    def next_growth(self, now: float) -> float | None:
+        """Return when to ask again, if that is later than `now`."""
+        due = self.cool_until
+        if not self.others_want and self.first_seen < math.inf and not self.growth(now):
+            due = max(due, self.first_seen + SETTLING_IN)
+        return due if due > now else None
+
+    def observe(self, state: LedgerState, now: float) -> None:
+        """Learn from the ledger's answer how many workers share the job. Hand over half of what
+        exceeds the fair share if some of them want more."""
+        if self.first_seen == math.inf:
+            self.first_seen = now
+        self.closed_until = now + state.closed_for
+        self.holders = state.holders
+        self.others_want = state.wanting - (1 if self.wants else 0)
+        excess = self.permits - self.fair if self.others_want > 0 else 0
+        self.surplus = math.ceil(excess / 2) if excess > 0 else 0
+        if self.of_host and self.others_want > 0:
+            # A message waits somewhere, and there may be fewer permits than workers.
+            self.surplus = max(self.surplus, 1)
+        if state.free > 0 and not (self.of_host and self.others_want > 0):
+            self.cool_until = min(self.cool_until, now)
+
+    def refused(self, now: float, jitter: float) -> None:
+        """Leave the full ledger alone for a while, longer with each refusal, unless a message
+        waits for a permit."""
+        workers = self.holders + self.others_want + (0 if self.permits else 1)
+        cap = max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * workers)
+        if self.limit < WANT_FROM:
+            cap *= SMALL_LIMIT_PATIENCE
+        self.misses = 1 if self.knocking else self.misses + 1
+        self.is_full = now >= self.closed_until
+        self.cool_until = now + Backoff(REFUSAL_BASE, cap).spread(self.misses, jitter)
+
+    def served(self, slots: int) -> None:
+        """Ask for twice as many the next time, because the ledger granted all of them."""
+        self.misses = 0
+        self.is_full = False
+        self.chunk = min(slots, 2 * self.chunk)
+
+    def forfeit(self) -> None:
+        """Stop using all permits; the ledger takes them back by itself."""
+        self.permits = self.guests = 0
+        self.life += 1
+        self.surplus = 0
+        self.dirty = False
+        self.lost = False
+        self.idle_since = None
+
+    def shed_idle(self, now: float, *, keep: int, after: float) -> None:
+        """Drop permits that were idle for `after` seconds; keep `keep` of them, used or not."""
+        idle = self.permits - max(self.busy, keep)
+        if idle <= 0 or any(lane.buffer or lane.refilling for lane in self.lanes):
+            self.idle_since = None
+            return
+        if self.idle_since is None:
+            self.idle_since = now
+        if now - self.idle_since >= after:
+            self.permits -= idle
+            self.idle_since = None
+            self.dirty = True
+
+    def hand_over(self, now: float) -> None:
+        """Pass the permit of a message that has ended to other workers, if it is due to them; let
+        them have that of a host first."""
+        if self.surplus > 0 and self.permits > 0:
+            self.surplus -= 1
+            self.permits -= 1
+            self.dirty = True
+            if self.of_host:
+                self.cool_until = max(self.cool_until, now + HANDED_OVER)

@@ -1,0 +1,131 @@
+"""Hosts that refuse calls, where a policy holds: they are closed for the whole fleet, or their
+ceiling on calls in flight is lowered, and grows again with each success."""
+
+from __future__ import annotations
+
+import logging
+
+from conveyor.aio.resilience import log_failure
+from conveyor.domain.backoff import Backoff
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.hosts import HostPolicies, host_and_port, host_key
+from conveyor.domain.model import Job, Problem, TaskFailure
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import (
+    HostDelay,
+    HostRefusal,
+    Postponed,
+    Robots,
+    ScrapeFailed,
+    ScrapeRequest,
+)
+from conveyor.ports.pacing import Pacing
+
+SPREAD = 1.0
+"""Seconds over which the first calls after the end of a pause are spread."""
+
+_log = logging.getLogger("conveyor.hosts")
+
+
+class HostAnswers:
+    """Heeds what hosts say to the calls of runs that have a policy. Without `robots` nobody reads
+    robots.txt, and tasks that want it heeded fail."""
+
+    def __init__(
+        self,
+        policies: HostPolicies,
+        pacing: Pacing,
+        clock: Clock,
+        *,
+        backoff: Backoff,
+        robots: Robots | None = None,
+    ) -> None:
+        self._policies = policies
+        self._pacing = pacing
+        self._clock = clock
+        self._backoff = backoff
+        self._robots = robots
+
+    async def admit(self, job: Job, request: ScrapeRequest) -> None:
+        """Raise ScrapeFailed for a request that robots.txt does not allow, or not now."""
+        if not request.heeds_robots:
+            return
+        if self._robots is None:
+            raise _robots_unread()
+        delay = await self._robots.admit(request)
+        if delay is not None:
+            await self._paced(job, delay)
+
+    async def heed(self, job: Job, failure: ScrapeFailed, *, began: float) -> None:
+        """Take in what the host of a failed call has said; where a policy holds, its refusal uses
+        up no attempt. `began`: the monotonic second of the call."""
+        if isinstance(failure, Postponed) and failure.delay is not None:
+            await self._paced(job, failure.delay)
+        if failure.refusal is None:
+            return
+        pause = await self._refused(job, failure.refusal, began)
+        if pause is not None:
+            failure.burns_attempt = False
+            failure.retry_after = max(failure.retry_after, pause + SPREAD * self._clock.random())
+
+    async def served(
+        self,
+        job: Job,
+        refusal: HostRefusal | None,
+        request: ScrapeRequest,
+        began: float,
+        *,
+        is_lowered: bool,
+    ) -> None:
+        """Take in what the host of a result has said, which may be a refusal: else its ceiling
+        grows by one, if it was lowered."""
+        if refusal is not None:
+            await self._refused(job, refusal, began)
+        elif is_lowered:
+            await self._lift(job, request.url)
+
+    async def _refused(self, job: Job, refusal: HostRefusal, began: float) -> float | None:
+        """Close a host that refused a call, or lower its ceiling if it did not say for how long;
+        one that has none, or the lowest, is closed for a backoff. Return the seconds for which it
+        is closed, None where no policy holds."""
+        rules = self._policies.rules_of(refusal.host, job.caller, job.politeness)
+        if not rules:
+            return None
+        key = host_key(refusal.host, job.caller) if refusal.is_private else rules[0].key
+        limit = next((rule.limit for rule in rules if rule.key == key), 0)
+        seconds = max(refusal.seconds or 0.0, self._backoff.spread(1, self._clock.random()))
+        try:
+            if refusal.seconds is None and limit > 1:
+                age = self._clock.monotonic() - began
+                if await self._pacing.lower(key, limit, age) > 1:
+                    return 0.0
+            await self._pacing.close(key, seconds)
+        except ConveyorError as error:
+            log_failure(_log, "the fleet was not told that a host refuses calls", error)
+        return seconds
+
+    async def _lift(self, job: Job, url: str) -> None:
+        """Let the lowered ceiling of a host that answered grow by one."""
+        host = host_and_port(url)
+        try:
+            for rule in self._policies.rules_of(host, job.caller, job.politeness):
+                if rule.limit:
+                    await self._pacing.lift(rule.key, rule.limit)
+        except ConveyorError as error:
+            log_failure(_log, "the ceiling of a host was not raised", error)
+
+    async def _paced(self, job: Job, delay: HostDelay) -> None:
+        """Let the calls of a caller to a host be as far apart as the host wants."""
+        try:
+            key = host_key(delay.host, job.caller)
+            await self._pacing.slow(key, delay.interval, delay.seconds)
+        except ConveyorError as error:
+            log_failure(_log, "the fleet was not told of the pace of a host", error)
+
+
+def _robots_unread() -> ScrapeFailed:
+    """Return the failure of a task that asks for robots.txt where the gateway cannot heed it."""
+    title = "robots.txt is heeded by the gateway direct alone, with the extra [robots]"
+    failed = ScrapeFailed(Problem("robots_unsupported", title, 422), TaskFailure.BAD_TARGET)
+    failed.sent = 0
+    return failed

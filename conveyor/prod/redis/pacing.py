@@ -1,0 +1,263 @@
+"""The pacing port on Redis: one script, so that each call is atomic, on the server's own time;
+and the robots port beside it.
+
+One hash holds all hosts of an environment: the next start, the end of the line, the end of the time
+for which it is closed, the ceiling and the interval of each; and the run id of the Redis process
+that began it. Redis never loses a part of a key. A hash that is gone, or of another process, begins
+anew, and books nothing for HORIZON: every start that was booked before is over by then. Hosts that
+are idle are dropped as calls come by; the hash ends by itself a day after its last call.
+
+A client remembers for how long hosts are closed, also beyond such a loss, and asks nothing
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cachetools import LRUCache
+
+from conveyor.ports.clock import Clock
+from conveyor.ports.pacing import (
+    CEILING_LASTS,
+    HORIZON,
+    IDLE,
+    NOTHING_ELSE,
+    Booking,
+    HostState,
+    Pacing,
+)
+from conveyor.ports.robots import KeptFile, RobotsFiles
+from conveyor.prod.redis.server import RedisServer, Script
+
+PACE = Script("""
+local hosts, op, now = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local horizon, idle, lasts = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+local function text(number) return string.format('%.0f', number) end
+local server = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local kept = redis.call('HMGET', hosts, '#server', '#opens', '#seen')
+if kept[1] ~= server or now < tonumber(kept[3]) - 1000000 then
+  redis.call('DEL', hosts)
+  kept = {server, text(now + horizon)}
+  redis.call('HSET', hosts, '#server', server, '#opens', kept[2])
+end
+redis.call('HSET', hosts, '#seen', text(now))
+redis.call('EXPIRE', hosts, 86400)
+local opens = tonumber(kept[2])
+
+local function find(name)
+  local packed = redis.call('HGET', hosts, name)
+  local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, 0, 0}
+  if one[4] > 0 and now >= one[5] + lasts then one[4] = 0 end
+  if now >= one[7] then one[6] = 0 end
+  return one
+end
+local function keep(name, one) redis.call('HSET', hosts, name, cmsgpack.pack(one)) end
+local function drop_idle()
+  local cursor = redis.call('HGET', hosts, '#cursor') or '0'
+  local page = redis.call('HSCAN', hosts, cursor, 'COUNT', 10)
+  redis.call('HSET', hosts, '#cursor', page[1])
+  for place = 1, #page[2], 2 do
+    local name = page[2][place]
+    if string.sub(name, 1, 1) ~= '#' then
+      local one = find(name)
+      if one[4] + one[6] == 0 and math.max(one[1], one[2], one[3]) < now - idle then
+        redis.call('HDEL', hosts, name)
+      end
+    end
+  end
+end
+
+if op == 'book' then
+  local asked, ceiling, closed, wanted, following = {}, 0, 0, 0, math.max(now, opens)
+  for place = 7, #ARGV, 2 do
+    local one = find(ARGV[place])
+    asked[#asked + 1] = {ARGV[place], math.max(tonumber(ARGV[place + 1]), one[6]), one}
+    if one[4] > 0 and (ceiling == 0 or one[4] < ceiling) then ceiling = one[4] end
+    closed = math.max(closed, one[3] - now)
+    wanted = math.max(wanted, one[6])
+    following = math.max(following, one[1])
+  end
+  local starts = {}
+  if closed <= 0 then
+    for number = 1, tonumber(ARGV[6]) do
+      if following - now > horizon then break end
+      starts[number] = following - now
+      local start = following
+      for _, each in ipairs(asked) do
+        each[3][1] = start + each[2]
+        following = math.max(following, each[3][1])
+      end
+    end
+    for _, each in ipairs(asked) do keep(each[1], each[3]) end
+    drop_idle()
+  end
+  return {math.max(0, closed), ceiling, wanted, unpack(starts)}
+end
+if op == 'state' then
+  local told = {}
+  for place = 6, #ARGV do
+    local one = find(ARGV[place])
+    told[#told + 1] = math.max(0, one[3] - now)
+    told[#told + 1] = one[4]
+  end
+  return told
+end
+local one = find(ARGV[6])
+local value, answer = tonumber(ARGV[7]), 0
+if op == 'line' then
+  if math.max(opens, one[1], one[3]) < now - idle then one[1], one[2] = now, now end
+  one[2] = math.max(now, opens, one[1], one[2], one[3]) + math.max(value, one[6])
+  answer = one[2] - now
+elseif op == 'close' then
+  one[3] = math.max(one[3], now + value)
+elseif op == 'lower' then
+  if one[4] == 0 or one[8] <= now - tonumber(ARGV[8]) then
+    local of = one[4] > 0 and one[4] or value
+    one[4], one[5], one[8] = math.max(1, math.floor(of / 2)), now, now
+  end
+  answer = one[4]
+elseif op == 'lift' and one[4] > 0 then
+  one[4], one[5] = one[4] + 1 < value and one[4] + 1 or 0, now
+elseif op == 'slow' then
+  one[6], one[7] = value, now + tonumber(ARGV[8])
+end
+keep(ARGV[6], one)
+return {answer}
+""")
+"""An entry is {next start, end of the line, closed until, ceiling, instant of its last change,
+its own interval, the end of that, instant of the last halving}; times are whole microseconds."""
+MOST_CLOSED = 5_000
+
+
+class RedisPacing(Pacing):
+    """The starts of one environment.
+
+    `instant` returns whole microseconds in place of the server's time, if time is virtual.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        clock: Clock,
+        *,
+        environment: str,
+        instant: Callable[[], int] | None = None,
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._key = pacing_key(environment)
+        self._instant = instant
+        self._closed: LRUCache[str, float] = LRUCache(MOST_CLOSED)
+
+    async def book(
+        self,
+        host: str,
+        interval: float,
+        count: int = 1,
+        *,
+        also: Mapping[str, float] = NOTHING_ELSE,
+    ) -> Booking:
+        names = {**also, host: interval}
+        if closed_for := max(map(self._closed_for, names)):
+            return Booking((), closed_for)
+        asked = [part for name, step in names.items() for part in (name, _micros(step))]
+        closed, ceiling, wanted, *starts = await self._run("book", count, *asked)
+        if closed and not also:
+            self._remember(host, closed / 1_000_000)
+        return Booking(
+            tuple(start / 1_000_000 for start in starts),
+            closed / 1_000_000,
+            ceiling,
+            wanted / 1_000_000,
+        )
+
+    async def line_up(self, host: str, interval: float) -> float:
+        (place,) = await self._run("line", host, _micros(interval))
+        return max(int(place) / 1_000_000, self._closed_for(host))
+
+    async def close(self, host: str, seconds: float) -> None:
+        self._remember(host, seconds)
+        await self._run("close", host, _micros(seconds))
+
+    async def lower(self, host: str, limit: int, age: float) -> int:
+        (ceiling,) = await self._run("lower", host, limit, _micros(age))
+        return int(ceiling)
+
+    async def lift(self, host: str, limit: int) -> None:
+        await self._run("lift", host, limit)
+
+    async def slow(self, host: str, interval: float, seconds: float) -> None:
+        await self._run("slow", host, _micros(interval), _micros(seconds))
+
+    async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
+        names = list(hosts)
+        told = await self._run("state", *names) if names else []
+        found = {}
+        for name, closed, ceiling in zip(names, told[::2], told[1::2], strict=True):
+            state = HostState(max(closed / 1_000_000, self._closed_for(name)), ceiling)
+            if state != HostState():
+                found[name] = state
+        return found
+
+    async def _run(self, op: str, *values: str | int) -> list[Any]:
+        told: list[Any] = await self._server.run(
+            PACE,
+            self._key,
+            op,
+            "" if self._instant is None else self._instant(),
+            _micros(HORIZON),
+            _micros(IDLE),
+            _micros(CEILING_LASTS),
+            *values,
+        )
+        return told
+
+    def _remember(self, host: str, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        self._closed[host] = max(until, self._closed.get(host, until))
+
+    def _closed_for(self, host: str) -> float:
+        until = self._closed.get(host)
+        return 0.0 if until is None else max(0.0, until - self._clock.monotonic())
+
+
+def _micros(seconds: float) -> int:
+    return math.ceil(seconds * 1_000_000)
+
+
+def pacing_key(environment: str) -> str:
+    """Return the key of a fleet's starts."""
+    return f"conveyor:{environment}:pacing"
+
+
+# -- files of hosts --
+
+FIND = Script("return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}")
+
+
+class RedisRobots(RobotsFiles):
+    """The robots port: a key with a time to live for each origin of an environment."""
+
+    def __init__(self, server: RedisServer, *, environment: str) -> None:
+        self._server = server
+        self._environment = environment
+
+    async def find(self, origin: str) -> KeptFile | None:
+        content, left = await self._server.run(FIND, robots_key(self._environment, origin))
+        return None if content is None else KeptFile(content, max(0, left) / 1_000)
+
+    async def keep(self, origin: str, content: bytes, seconds: float) -> None:
+        key = robots_key(self._environment, origin)
+        await self._server.put(key, content, seconds=math.ceil(seconds))
+
+
+def robots_key(environment: str, origin: str) -> str:
+    """Return the key of the file of an origin."""
+    return f"conveyor:{environment}:robots:{origin}"

@@ -1,0 +1,326 @@
+"""The contract of every pacing adapter: no two starts of a host are closer than their interval."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import redis
+
+from conveyor.dev.pacing import MemoryPacing, MemoryRobots
+from conveyor.ports.pacing import CEILING_LASTS, HORIZON, IDLE, Booking, Pacing
+from conveyor.ports.robots import MOST_KEPT, RobotsFiles
+from conveyor.prod.dynamodb.permits import CLOCKS_APART, DynamoRobots, LeasedPacing
+from conveyor.prod.redis.pacing import RedisPacing, RedisRobots, pacing_key
+from conveyor.prod.redis.server import RedisServer
+from conveyor.testing.clock import FakeClock
+from tests.conformance.emulators import address
+from tests.conformance.permit_servers import dynamo_permits, permits_table
+
+STEP = 0.25
+ASK_AGAIN = 0.05
+
+
+@dataclass
+class Bench:
+    """An adapter as two workers see it, the clock it runs by, and two hosts of its own."""
+
+    clock: FakeClock
+    one: Pacing
+    other: Pacing
+    a: str = field(default_factory=lambda: f"host:a-{secrets.token_hex(6)}")
+    b: str = field(default_factory=lambda: f"host:b-{secrets.token_hex(6)}")
+
+    async def start(self, pacing: Pacing, host: str, interval: float) -> float:
+        """Ask for a start until there is one; return the virtual second of it."""
+        while not (booking := await pacing.book(host, interval)).starts:
+            await self.clock.advance(ASK_AGAIN)
+        return self.clock.monotonic() + booking.starts[0]
+
+    async def until_open(self, pacing: Pacing) -> float:
+        """Ask for a start of host a until there is one; return the seconds that took."""
+        return -self.clock.monotonic() + await self.start(pacing, self.a, STEP)
+
+
+async def redis_bench() -> AsyncIterator[Bench]:
+    clock = FakeClock()
+    url, environment = address("CONVEYOR_TEST_REDIS"), f"test-{secrets.token_hex(6)}"
+    server = RedisServer(url, clock, timeout=60.0)
+
+    def instant() -> int:
+        return 10**15 + round(clock.monotonic() * 1_000_000)
+
+    one, other = (
+        RedisPacing(server, clock, environment=environment, instant=instant) for _ in range(2)
+    )
+    assert await one.line_up("begins", 1.0) >= 0
+    await clock.advance(HORIZON)
+    yield Bench(clock, one, other)
+    with redis.Redis.from_url(url) as client:
+        client.delete(pacing_key(environment))
+    await server.aclose()
+
+
+def leased(clock: FakeClock, prefix: str) -> LeasedPacing:
+    """A worker's view of a ledger in DynamoDB."""
+    return LeasedPacing(dynamo_permits(clock, prefix), permits_table(clock), clock)
+
+
+@pytest.fixture(params=["memory", "redis", "dynamodb"])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    clock = FakeClock()
+    if request.param == "redis":
+        async for opened in redis_bench():
+            yield opened
+    elif request.param == "memory":
+        pacing = MemoryPacing(clock)
+        yield Bench(clock, pacing, pacing)
+    else:
+        prefix = secrets.token_hex(6)
+        yield Bench(clock, leased(clock, prefix), leased(clock, prefix))
+
+
+def gaps(starts: list[float]) -> list[float]:
+    """The seconds between each start and the next one."""
+    return [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+
+
+async def test_starts_of_all_workers_are_an_interval_apart(bench: Bench) -> None:
+    starts = [await bench.start(who, bench.a, STEP) for who in (bench.one, bench.other) * 3]
+    assert min(gaps(sorted(starts))) >= STEP - 1e-6
+    assert max(gaps(sorted(starts))) <= 2 * STEP + ASK_AGAIN
+
+
+async def test_several_starts_are_booked_at_once(bench: Bench) -> None:
+    booking = await bench.one.book(bench.a, STEP, 4)
+    assert booking.starts == pytest.approx((0, STEP, 2 * STEP, 3 * STEP), abs=1e-5)
+    assert await bench.start(bench.other, bench.a, STEP) >= 4 * STEP - 1e-6
+
+
+async def test_two_workers_that_book_at_once_never_come_too_close_and_both_get_on(
+    bench: Bench,
+) -> None:
+    """Each asks for three starts as soon as it has used those before, for three turns."""
+    begin = bench.clock.monotonic()
+    starts: tuple[list[float], list[float]] = ([], [])
+    while bench.clock.monotonic() < begin + 12:
+        for worker, mine in zip((bench.one, bench.other), starts, strict=True):
+            if not mine or mine[-1] <= bench.clock.monotonic():
+                booking = await worker.book(bench.a, STEP, 3)
+                mine += [bench.clock.monotonic() + start for start in booking.starts]
+        await bench.clock.advance(STEP)
+    booked = sorted(starts[0] + starts[1])
+    assert min(gaps(booked)) >= STEP - 1e-5
+    assert min(map(len, starts)) > 8
+    assert len(booked) >= 0.7 * 12 / STEP
+
+
+async def test_a_start_keeps_the_intervals_of_all_its_names(bench: Bench) -> None:
+    first = await bench.one.book(bench.a, STEP, 2, also={bench.b: 3 * STEP})
+    assert gaps(list(first.starts)) in ([], pytest.approx([3 * STEP], abs=1e-5))
+    later = await bench.start(bench.other, bench.b, 3 * STEP)
+    assert later - bench.clock.monotonic() <= 6 * STEP
+    assert later >= 3 * STEP * len(first.starts) - 1e-5
+
+
+async def test_without_an_interval_all_may_start_at_once(bench: Bench) -> None:
+    booking = await bench.one.book(bench.a, 0.0, 3, also={bench.b: 0.0})
+    assert booking == Booking((0.0, 0.0, 0.0))
+
+
+async def test_a_pause_is_not_made_up_for(bench: Bench) -> None:
+    await bench.start(bench.one, bench.a, STEP)
+    await bench.clock.advance(5.0)
+    first = await bench.start(bench.one, bench.a, STEP)
+    second = await bench.start(bench.other, bench.a, STEP)
+    assert second - first >= STEP - 1e-6
+
+
+async def test_hosts_do_not_wait_for_each_other(bench: Bench) -> None:
+    assert (await bench.one.book(bench.a, 5.0)).starts == pytest.approx((0,), abs=1e-5)
+    assert (await bench.one.book(bench.b, 5.0)).starts == pytest.approx((0,), abs=1e-5)
+
+
+async def test_nothing_is_booked_beyond_the_horizon(bench: Bench) -> None:
+    assert (await bench.one.book(bench.a, 2 * HORIZON)).starts
+    assert await bench.one.book(bench.a, 2 * HORIZON) == Booking()
+    await bench.clock.advance(2 * HORIZON)
+    assert (await bench.one.book(bench.a, 2 * HORIZON, 5)).starts == pytest.approx((0,), abs=1e-5)
+
+
+async def test_places_in_a_line_are_an_interval_apart_and_book_nothing(bench: Bench) -> None:
+    places = [await bench.one.line_up(bench.a, STEP) for _ in range(4)]
+    assert places == pytest.approx([STEP, 2 * STEP, 3 * STEP, 4 * STEP], abs=1e-4)
+    assert (await bench.one.book(bench.a, STEP)).starts == pytest.approx((0,), abs=1e-5)
+
+
+async def test_the_line_of_two_workers_moves_no_faster_than_that_of_one(bench: Bench) -> None:
+    await bench.one.line_up(bench.a, STEP)
+    places = [await bench.other.line_up(bench.a, STEP) for _ in range(8)]
+    assert min(gaps(places)) >= STEP - 1e-4
+
+
+async def test_a_closed_host_has_no_start_for_any_worker(bench: Bench) -> None:
+    await bench.one.close(bench.a, 5.0)
+    for worker in (bench.one, bench.other):
+        booking = await worker.book(bench.a, STEP, 2)
+        assert booking.starts == ()
+        assert booking.closed_for == pytest.approx(5.0, abs=1e-3)
+        booking = await worker.book(bench.b, STEP, also={bench.a: 0.0})
+        assert booking.starts == ()
+        assert booking.closed_for == pytest.approx(5.0, abs=1e-3)
+    [(name, state)] = (await bench.other.state([bench.a, bench.b])).items()
+    assert (name, state.ceiling) == (bench.a, 0)
+    assert state.closed_for == pytest.approx(5.0, abs=1e-3)
+    await bench.clock.advance(4.99)
+    assert (await bench.other.book(bench.a, STEP)).closed_for > 0
+    await bench.clock.advance(0.02)
+    assert await bench.until_open(bench.other) <= STEP
+    assert await bench.other.state([bench.a]) == {}
+
+
+async def test_a_host_is_never_opened_sooner_than_was_said_before(bench: Bench) -> None:
+    await bench.one.close(bench.a, 5.0)
+    await bench.other.close(bench.a, 1.0)
+    assert (await bench.one.state([bench.a]))[bench.a].closed_for == pytest.approx(5.0, abs=1e-3)
+    await bench.clock.advance(4.9)
+    assert (await bench.one.book(bench.a, STEP)).closed_for > 0
+    await bench.other.close(bench.a, 9.0)
+    assert (await bench.one.state([bench.a]))[bench.a].closed_for == pytest.approx(9.0, abs=1e-3)
+    await bench.clock.advance(8.9)
+    assert (await bench.one.book(bench.a, STEP)).closed_for > 0
+    await bench.clock.advance(0.2)
+    assert await bench.until_open(bench.one) <= STEP
+
+
+async def test_the_line_of_a_closed_host_begins_behind_its_end(bench: Bench) -> None:
+    await bench.one.close(bench.a, 100.0)
+    places = [await bench.one.line_up(bench.a, STEP) for _ in range(2)]
+    assert places == pytest.approx([100 + STEP, 100 + 2 * STEP], abs=1e-2)
+
+
+async def test_a_host_that_is_slow_gives_fewer_starts_than_are_asked_for(bench: Bench) -> None:
+    await bench.one.slow(bench.a, 4 * STEP, 60.0)
+    starts = [await bench.start(who, bench.a, STEP) for who in (bench.other, bench.one) * 2]
+    starts.append(await bench.start(bench.one, bench.b, 0.0))
+    assert min(gaps(starts[:4])) >= 4 * STEP - 1e-5
+    both = await bench.other.book(bench.b, 0.0, 2, also={bench.a: 0.0})
+    assert both.interval == pytest.approx(4 * STEP)
+    assert len(both.starts) < 2 or gaps(list(both.starts))[0] >= 4 * STEP - 1e-5
+    assert await bench.one.state([bench.a]) == {}
+    await bench.one.slow(bench.b, 4 * STEP, 60.0)
+    await bench.clock.advance(61.0)
+    assert len((await bench.one.book(bench.b, 0.0, 2)).starts) == 2
+
+
+async def test_a_ceiling_is_halved_and_grows_back_by_one_at_a_time(bench: Bench) -> None:
+    assert await bench.one.lower(bench.a, 7, 0.5) == 3
+    await bench.clock.advance(1.0)
+    assert await bench.other.lower(bench.a, 7, 1.5) == 3, "it was in flight together with the first"
+    assert [await bench.other.lower(bench.a, 7, 0.5) for _ in range(2)] == [1, 1]
+    await bench.other.lift(bench.b, 7)
+    seen = [(await bench.other.state([bench.a, bench.b]))[bench.a].ceiling]
+    assert (await bench.other.book(bench.a, STEP)).ceiling == 1
+    while state := await bench.other.state([bench.a, bench.b]):
+        seen.append(state[bench.a].ceiling)
+        await bench.one.lift(bench.a, 4)
+    assert seen == [1, 1, 2, 3]
+
+
+async def test_a_ceiling_that_does_not_change_is_forgotten(bench: Bench) -> None:
+    await bench.one.lower(bench.a, 9, 0.0)
+    await bench.clock.advance(CEILING_LASTS - 1)
+    assert (await bench.one.state([bench.a]))[bench.a].ceiling == 4
+    await bench.clock.advance(2)
+    assert await bench.one.state([bench.a]) == {}
+
+
+async def test_a_memory_that_may_have_lost_bookings_books_nothing_for_a_while() -> None:
+    clock = FakeClock()
+    pacing = MemoryPacing(clock, closed_for=HORIZON)
+    assert (await pacing.book("a", STEP)).starts == (HORIZON,)
+
+
+async def test_a_redis_that_lost_its_starts_books_none_until_all_before_are_over() -> None:
+    async for bench in redis_bench():
+        assert isinstance(bench.one, RedisPacing)
+        assert (await bench.one.book(bench.a, STEP)).starts == (0,)
+        await bench.one.close(bench.b, 60.0)
+        with redis.Redis.from_url(address("CONVEYOR_TEST_REDIS")) as client:
+            client.delete(bench.one._key)
+        assert (await bench.one.book(bench.a, STEP)).starts == pytest.approx((HORIZON,))
+        assert (await bench.one.book(bench.b, STEP)).closed_for == pytest.approx(60.0)
+
+
+async def test_redis_drops_the_hosts_that_are_idle() -> None:
+    async for bench in redis_bench():
+        assert isinstance(bench.one, RedisPacing)
+        for number in range(150):
+            await bench.one.book(f"{bench.a}-{number}", STEP)
+        await bench.one.lower(bench.b, 8, 0.0)
+        await bench.clock.advance(2 * IDLE)
+        for _ in range(60):
+            await bench.one.book(bench.a, STEP)
+        with redis.Redis.from_url(address("CONVEYOR_TEST_REDIS")) as client:
+            assert client.hlen(bench.one._key) < 50
+        assert (await bench.one.state([bench.b]))[bench.b].ceiling == 4
+
+
+@pytest.fixture(params=["memory", "redis", "dynamodb"])
+async def files(request: pytest.FixtureRequest) -> AsyncIterator[tuple[RobotsFiles, FakeClock]]:
+    clock = FakeClock()
+    if request.param == "redis":
+        server = RedisServer(address("CONVEYOR_TEST_REDIS"), clock, timeout=60.0)
+        yield RedisRobots(server, environment=f"test-{secrets.token_hex(6)}"), clock
+        await server.aclose()
+    elif request.param == "memory":
+        yield MemoryRobots(clock), clock
+    else:
+        yield DynamoRobots(permits_table(clock), clock), clock
+
+
+async def test_the_file_of_an_origin_is_there_until_its_time_is_over(
+    files: tuple[RobotsFiles, FakeClock],
+) -> None:
+    port, clock = files
+    one, other = (f"https://{secrets.token_hex(6)}.test:443" for _ in range(2))
+    assert await port.find(one) is None
+    await port.keep(one, b"\x00\xff", 100.0)
+    await port.keep(other, b"x" * MOST_KEPT, 1.0)
+    found = await port.find(one)
+    assert found is not None
+    assert found.content == b"\x00\xff"
+    assert found.left == pytest.approx(100.0, abs=20.0)
+    large = await port.find(other)
+    assert large is None or len(large.content) == MOST_KEPT
+    await port.keep(one, b"new", 50.0)
+    found = await port.find(one)
+    assert found is not None
+    assert found.content == b"new"
+    assert found.left == pytest.approx(50.0, abs=20.0)
+    if not isinstance(port, RedisRobots):  # which goes by its own time
+        await clock.advance(50.0)
+        assert await port.find(one) is None
+
+
+async def test_a_worker_that_comes_later_goes_by_its_wall_clock_too() -> None:
+    clock, prefix = FakeClock(), secrets.token_hex(6)
+    first = leased(clock, prefix)
+    bench = Bench(clock, first, first)
+    await first.close(bench.a, 3_600.0)
+    await clock.advance(3_500.0)
+    late = leased(clock, prefix)
+    assert (await late.state([bench.a]))[bench.a].closed_for == pytest.approx(100 + CLOCKS_APART)
+    assert (await first.state([bench.a]))[bench.a].closed_for <= 100.1
+
+
+async def test_the_line_of_a_host_that_was_idle_begins_anew() -> None:
+    clock = FakeClock()
+    pacing = MemoryPacing(clock)
+    await pacing.book("a", STEP)
+    for _ in range(1_000):
+        await pacing.line_up("a", STEP)
+    await clock.advance(2 * IDLE)
+    assert await pacing.line_up("a", STEP) == STEP

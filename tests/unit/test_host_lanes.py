@@ -1,0 +1,189 @@
+"""The limits of hosts in the loop: lanes of one host, and messages that knock one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from conveyor.domain.hosts import HostRules, Politeness, host_key
+from conveyor.ports.queues import TaskMessage, host_queue, run_queue
+from tests.unit.dispatch_world import BrokenLedger, World
+
+A, B = "a.example:443", "b.example:443"
+URL_A = f"https://{A}/"
+
+
+def world(*, limit: int = 0, rate: float = 0.0, workers: int = 1, seconds: float = 1.0) -> World:
+    return World(
+        slots=20,
+        duration=lambda _delivery: seconds,
+        workers=workers,
+        ledger=BrokenLedger,
+        limits=HostRules(limit=limit, rate=rate),
+    )
+
+
+def starts_of(bench: World, url: str = URL_A) -> list[float]:
+    return [moment for moment, one in bench.starts if one == url]
+
+
+async def test_a_lane_of_a_host_keeps_the_limit_and_receives_each_message_once() -> None:
+    bench = world(limit=3, workers=2)
+    async with bench.running():
+        await bench.submit("a", 40, hosts=(A, B), lanes=(A, B))
+        await bench.clock.advance(12.0)
+    assert len(bench.tasks.done) == 40
+    assert (bench.received(), bench.bounced()) == (40, 0)
+    for number in range(2):
+        assert bench.tasks.peak[host_queue("a", number)] == 3
+    assert bench.permits.total(host_key(A)) == 0, "every permit is given back"
+
+
+async def test_a_lane_of_a_host_starts_as_often_as_the_rate_says() -> None:
+    bench = world(rate=4.0, workers=2)
+    async with bench.running():
+        await bench.submit("a", 40, hosts=(A, B), lanes=(A, B))
+        await bench.clock.advance(8.0)
+    starts = starts_of(bench)
+    assert len(starts) == 20
+    assert min(after - before for before, after in zip(starts, starts[1:], strict=False)) > 0.2
+    assert starts[-1] - starts[0] == pytest.approx(19 / 4, abs=0.3)
+    assert (bench.received(), bench.bounced()) == (40, 0)
+
+
+async def test_a_lane_whose_host_is_closed_is_not_asked_and_slows_no_other() -> None:
+    bench = world(limit=2)
+    await bench.pacing.close(host_key(A), 30.0)
+    async with bench.running():
+        await bench.submit("a", 20, hosts=(A, B), lanes=(A, B))
+        await bench.clock.advance(6.0)
+        assert (len(bench.tasks.done), bench.received()) == (10, 10)
+        await bench.clock.advance(24.0)
+        assert not starts_of(bench)
+        await bench.clock.advance(8.0)
+    assert (len(bench.tasks.done), bench.received()) == (20, 20)
+
+
+async def test_a_start_that_was_booked_is_not_used_once_its_host_is_closed() -> None:
+    bench = world(rate=1.0)
+    async with bench.running():
+        await bench.submit("a", 6, hosts=(A,), lanes=(A,))
+        await bench.clock.advance(1.5)
+        made = len(starts_of(bench))
+        await bench.pacing.close(host_key(A), 20.0)
+        await bench.clock.advance(19.9)
+        assert len(starts_of(bench)) == made
+        await bench.clock.advance(10.0)
+    assert len(bench.tasks.done) == 6
+
+
+async def test_messages_of_many_hosts_knock_and_come_twice_at_most() -> None:
+    bench = world(limit=2, workers=2)
+    receives: Counter[str] = Counter()
+    take = bench.queues.receive
+
+    async def counting(queue: str, **asked: object) -> object:
+        found = await take(queue, **asked)  # type: ignore[arg-type]
+        for delivery in found:
+            if isinstance(delivery.message, TaskMessage):
+                receives[delivery.message.task_id] += 1
+        return found
+
+    bench.queues.receive = counting  # type: ignore[assignment,method-assign]
+    async with bench.running():
+        await bench.submit("a", 40, hosts=(A, B))
+        await bench.clock.advance(30.0)
+    assert len(bench.tasks.done) == 40
+    assert max(receives.values()) <= 2
+    most = max(
+        sum(start <= moment < start + 1.0 for moment in starts_of(bench))
+        for start in starts_of(bench)
+    )
+    assert most <= 2
+    assert bench.permits.total(host_key(A)) == 0
+
+
+async def test_a_message_that_waits_for_its_host_takes_no_permit_of_its_job() -> None:
+    bench = world(limit=1, seconds=4.0)
+    async with bench.running():
+        await bench.submit("a", 6, limit=2, hosts=(A,))
+        await bench.clock.advance(6.0)
+        lane = bench.dispatcher.lanes.get("a")
+        assert lane is not None
+        assert lane.busy - lane.probing <= 1
+        await bench.clock.advance(40.0)
+    assert len(bench.tasks.done) == 6
+
+
+async def test_the_host_of_an_older_message_is_learned_at_its_claim() -> None:
+    bench = world(limit=1, seconds=2.0, workers=2)
+    async with bench.running():
+        await bench.submit("a", 4)
+        bench.hosts = (A,)
+        await bench.clock.advance(30.0)
+    assert len(bench.tasks.done) == 4
+    assert bench.tasks.peak[run_queue("a")] == 1
+    assert bench.received() <= 8
+
+
+async def test_calls_end_before_the_ledger_may_give_their_hosts_permits_to_others() -> None:
+    for lanes in ((A,), ()):
+        bench = world(limit=2, seconds=1_000.0)
+        async with bench.running():
+            await bench.submit("a", 2, hosts=(A,), lanes=lanes)
+            await bench.clock.advance(3.0)
+            assert bench.tasks.in_flight.total() == 2
+            bench.broken.away = lambda request: request.job_id == host_key(A)
+            await bench.clock.advance(30.0)
+            assert bench.tasks.cancelled == 2
+            bench.broken.away = lambda _request: False
+
+
+async def test_without_limits_nothing_is_asked_of_the_ledger_for_hosts() -> None:
+    bench = world()
+    async with bench.running():
+        await bench.submit("a", 40, hosts=(A, B))
+        await bench.clock.advance(5.0)
+    assert len(bench.tasks.done) == 40
+    assert not [one for one in bench.broken.asked if one.job_id.startswith("host:")]
+
+
+async def test_a_run_that_is_closed_gives_what_waits_back_at_once() -> None:
+    bench = world(rate=0.2)
+    async with bench.running():
+        await bench.submit("a", 10, hosts=(A,))
+        await bench.clock.advance(3.0)
+        await bench.dispatcher.close_lane("a")
+        await bench.clock.advance(0.5)
+        assert bench.dispatcher.lanes.get("a") is None or not bench.dispatcher.has_work
+
+
+async def test_a_message_of_a_small_run_gets_its_turn_beside_a_large_one_elsewhere() -> None:
+    bench = world(limit=1, workers=2)
+    first, second = (member.dispatcher for member in bench.members)
+    async with bench.running():
+        await bench.submit("big", 200, hosts=(A,), lanes=(A,))
+        await second.close_lane("big")
+        await bench.clock.advance(5.0)
+        assert bench.tasks.peak[host_queue("big", 0)] == 1
+        await bench.submit("small", 3, hosts=(A,))
+        await first.close_lane("small")
+        await bench.clock.advance(90.0)
+        done = len([one for one in bench.tasks.done if one in dict(bench.rows["small"]).values()])
+        assert done == 3
+        assert len(bench.tasks.done) > 60, "the large one goes on"
+        assert bench.tasks.peak["all"] == 1
+
+
+async def test_a_job_with_a_stricter_limit_waits_until_its_caller_makes_fewer_calls() -> None:
+    bench = world()
+    async with bench.running():
+        await bench.submit("loose", 12, hosts=(A,), caller="c", politeness=Politeness(per_host=4))
+        await bench.clock.advance(0.5)
+        assert bench.tasks.in_flight.total() == 4
+        await bench.submit("strict", 4, hosts=(A,), caller="c", politeness=Politeness(per_host=2))
+        await bench.clock.advance(20.0)
+    assert len(bench.tasks.done) == 16
+    assert bench.tasks.peak["all"] == 4
+    assert bench.tasks.peak[run_queue("strict")] <= 2

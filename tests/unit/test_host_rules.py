@@ -1,0 +1,168 @@
+"""What a host is, and which limits hold for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from conveyor.bootstrap.host_rules import LOOK_EVERY, WatchedHostRules
+from conveyor.domain.hosts import (
+    BadHostRules,
+    HostPolicies,
+    HostRule,
+    HostRules,
+    Politeness,
+    host_and_port,
+    paces,
+    parse_host_patterns,
+)
+from conveyor.testing.clock import FakeClock
+
+URL = "http://a.example/"
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://Shop.Example/p?q=1", "shop.example:443"),
+        ("http://shop.example.:8080/", "shop.example:8080"),
+        ("http://bücher.example/", "xn--bcher-kva.example:80"),
+        ("https://user:word@[2001:DB8::1]/", "[2001:db8::1]:443"),
+        ("http://192.0.2.1", "192.0.2.1:80"),
+        ("nothing", ""),
+    ],
+)
+def test_a_host_is_a_name_and_a_port_in_one_spelling(url: str, host: str) -> None:
+    assert host_and_port(url) == host
+
+
+PATTERNS = parse_host_patterns(
+    """
+"example.com" = { limit = 1 }
+"*.example.com" = { limit = 2, rate = 0.5, together = true }
+"*.deep.example.com" = { rate = 3 }
+"Bücher.example:8080" = { limit = 9 }
+"*" = { limit = 7 }
+"free.example" = { limit = 0, rate = 0 }
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("https://example.com/", HostRule("example.com:443", 1, 4.0)),
+        ("https://a.example.com/", HostRule("*.example.com", 2, 0.5)),
+        ("http://b.example.com:81/", HostRule("*.example.com", 2, 0.5)),
+        ("https://a.deep.example.com/", HostRule("a.deep.example.com:443", 5, 3.0)),
+        ("http://xn--bcher-kva.example:8080/", HostRule("xn--bcher-kva.example:8080", 9, 4.0)),
+        ("http://xn--bcher-kva.example/", HostRule("xn--bcher-kva.example:80", 7, 4.0)),
+        ("http://notexample.com/", HostRule("notexample.com:80", 7, 4.0)),
+        ("http://free.example/", None),
+    ],
+)
+def test_the_closest_pattern_holds_and_the_server_says_the_rest(
+    url: str, rule: HostRule | None
+) -> None:
+    assert HostRules(limit=5, rate=4.0, patterns=PATTERNS).rule_of(url) == rule
+
+
+def test_without_limits_no_rule_holds() -> None:
+    assert HostRules().rule_of("https://example.com/") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("= 1", "is no TOML"),
+        ('"a.example" = 2', "'a.example' must have a table"),
+        ('"a.example" = { limits = 2 }', "'a.example' has the unknown word 'limits'"),
+        ('"a.example" = { limit = 1001 }', "limit of 'a.example'"),
+        ('"a.example" = { limit = true }', "limit of 'a.example'"),
+        ('"a.example" = { rate = 0.001 }', "rate of 'a.example'"),
+        ('"a.example" = { rate = nan }', "rate of 'a.example'"),
+        ('"a.example" = { together = 1 }', "together of 'a.example'"),
+        ('"*.*.example" = {}', "is no pattern of hosts"),
+        ('"a*.example" = {}', "is no pattern of hosts"),
+        ('"https://a.example/" = {}', "is no pattern of hosts"),
+        ('"" = {}', "is no pattern of hosts"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where(text: str, words: str) -> None:
+    with pytest.raises(BadHostRules, match=words):
+        parse_host_patterns(text)
+
+
+HOST = "a.example.com:443"
+SERVERS = HostRules(limit=5, rate=4.0, patterns=PATTERNS)
+
+
+def test_a_job_bounds_its_caller_beside_the_server() -> None:
+    policies = HostPolicies(lambda: SERVERS)
+    rules = policies.rules_of(HOST, "me", Politeness(per_host=3, per_host_rate=9.0))
+    assert rules == (HostRule("*.example.com", 2, 0.5), HostRule(HOST, 3, 9.0, "me"))
+    assert [rule.key for rule in rules] == ["host:*.example.com", f"host:me:{HOST}"]
+    assert policies.rules_of(HOST, "me", None) == rules[:1]
+
+
+def test_a_host_of_a_polite_job_may_be_closed_for_everybody() -> None:
+    policies = HostPolicies(HostRules)
+    rules = policies.rules_of(HOST, "me", Politeness(robots=True))
+    assert rules == (HostRule(HOST, 0, 0.0), HostRule(HOST, 0, 0.0, "me"))
+
+
+@pytest.mark.parametrize("politeness", [None, Politeness()])
+def test_without_a_policy_no_rule_holds(politeness: Politeness | None) -> None:
+    policies = HostPolicies(HostRules)
+    assert not policies.hold(politeness)
+    assert policies.rules_of(HOST, "me", politeness) == ()
+    free = HostPolicies(lambda: SERVERS).rules_of("free.example:80", "me", politeness)
+    assert free == ()
+
+
+async def test_a_file_of_hosts_is_read_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, path = FakeClock(), tmp_path / "hosts.toml"
+
+    async def write(text: str, stamp: int) -> None:
+        path.write_text(text)
+        os.utime(path, (stamp, stamp))
+        await clock.advance(LOOK_EVERY)
+
+    def limit() -> int:
+        rule = rules().rule_of(URL)
+        return 0 if rule is None else rule.limit
+
+    await write('"a.example" = { limit = 2 }', 1)
+    rules = WatchedHostRules(clock, str(path), limit=1, rate=0.0)
+    assert limit() == 2
+    await write('"a.example" = { limit = 3 }', 2)
+    assert limit() == 3
+    with caplog.at_level(logging.WARNING, "conveyor.hosts"):
+        await write('"a.example" = { limit = "4" }', 3)
+        for _ in range(3):
+            assert limit() == 3
+            await clock.advance(LOOK_EVERY)
+    assert len(caplog.messages) == 1
+    assert "limit of 'a.example'" in caplog.messages[0]
+
+
+def test_a_file_of_hosts_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(BadHostRules, match="cannot be read"):
+        WatchedHostRules(FakeClock(), str(tmp_path / "none"), limit=1, rate=0.0)
+
+
+def test_starts_are_booked_under_the_keys_of_all_rules_and_of_the_caller() -> None:
+    servers, own = HostRule("*.a:80", 3, 4.0), HostRule("x.a:80", 2, 0.0, "caller")
+    assert paces((servers, own), "x.a:80", "caller") == {
+        "host:*.a:80": 0.25,
+        "host:caller:x.a:80": 0.0,
+    }
+    assert paces((servers,), "x.a:80", "caller") == {
+        "host:*.a:80": 0.25,
+        "host:caller:x.a:80": 0.0,
+    }

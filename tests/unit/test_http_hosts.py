@@ -1,0 +1,144 @@
+"""What a run does to each host, over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules, Politeness, host_key
+from conveyor.domain.run_waits import LaneReport, WorkerReport
+from conveyor.domain.text_rules import rfc3339
+from conveyor.service import hosts
+from conveyor.service.waiting import READ_EVERY
+from tests.unit.http_api import Api, open_api, problem_of
+
+SHOP, NEWS = "shop.test:443", "news.test:8080"
+POLICIES = HostPolicies(
+    lambda: HostRules(limit=5, patterns={"*.test": HostPattern(rate=2.0, together=True)})
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def submitted(api: Api, *urls: str, **fields: Any) -> tuple[str, str]:
+    """Submit these URLs; (job_id, run_id)."""
+    body = {"tasks": [{"url": url} for url in urls], **fields}
+    answer = await api.client.post("/v1/jobs", json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["job_id"], answer.json()["latest_run"]["run_id"]
+
+
+async def hosts_of(api: Api, job_id: str, run_id: str) -> dict[str, Any]:
+    """Read the hosts of a run, once the document was found to be as described."""
+    answer = await api.client.get(f"/v1/jobs/{job_id}/runs/{run_id}/hosts")
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def report(api: Api, name: str, run_id: str, calls: dict[str, int]) -> WorkerReport:
+    """The word of a worker with so many calls to hosts of a run."""
+    return WorkerReport(
+        worker_id=name,
+        version="1",
+        started_at=api.clock.now(),
+        said_at=api.clock.now(),
+        heartbeat=10.0,
+        slots=9,
+        in_use=2,
+        lanes=(LaneReport(run_id=run_id, hosts=calls),),
+    )
+
+
+async def test_each_host_shows_its_own_tasks_and_the_busiest_comes_first(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data") as api:
+        shop, news = "https://Shop.test./", "http://news.test:8080/"
+        job_id, run_id = await submitted(api, *[f"{shop}{n}" for n in range(4)], news, news)
+        rows = await api.tasks_of(run_id)
+        await api.claim(run_id, rows[5].task_id)
+        await api.fail(run_id, rows[0].task_id)
+        for row in rows[1:3]:
+            await api.succeed(job_id, run_id, row.task_id)
+
+        assert await hosts_of(api, job_id, run_id) == {
+            "run_id": run_id,
+            "tasks": 6,
+            "counted_tasks": 6,
+            "hosts": [
+                {"host": NEWS, "pending": 1, "in_flight": 1, "done": 0, "failed": 0},
+                {"host": SHOP, "pending": 1, "in_flight": 0, "done": 2, "failed": 1},
+            ],
+            "more_hosts": 0,
+        }
+
+
+async def test_the_closest_limits_show_and_what_a_host_has_said(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data", policies=POLICIES) as api:
+        manners = {"per_host": 3, "per_host_rate": 9}
+        job_id, run_id = await submitted(api, "https://a.shop.test/", politeness=manners)
+        found = await hosts_of(api, job_id, run_id)
+        assert {"limit": 3, "rate": 2.0}.items() <= found["hosts"][0].items()
+        assert not {"ceiling", "closed_until"} & found["hosts"][0].keys()
+
+        await api.binding.pacing.close(host_key("*.test"), 60)
+        await api.binding.pacing.lower(host_key("*.test"), 5)
+        found = await hosts_of(api, job_id, run_id)
+        until = rfc3339(api.clock.now() + 60_000)
+        assert {"ceiling": 2, "closed_until": until}.items() <= found["hosts"][0].items()
+
+
+async def test_a_rerun_shows_only_what_it_does_itself(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data") as api:
+        urls = "https://shop.test/", "http://news.test:8080/"
+        job_id, first = await submitted(api, *urls, politeness={"per_host": 2})
+        rows = await api.tasks_of(first)
+        await api.succeed(job_id, first, rows[0].task_id)
+        await api.fail(first, rows[1].task_id)
+        answer = await api.client.post(f"/v1/jobs/{job_id}/rerun?status=failed")
+        assert answer.status_code == 201, answer.text
+        second = answer.json()["latest_run"]["run_id"]
+        found = await hosts_of(api, job_id, second)
+
+        assert [one["host"] for one in found["hosts"]] == [NEWS]
+        assert (found["tasks"], found["counted_tasks"]) == (2, 2)
+        run = await api.binding.runs.dispatchable_run(second)
+        assert run is not None
+        assert run.politeness == Politeness(per_host=2)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+async def test_a_large_run_is_looked_at_everywhere_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
+) -> None:
+    monkeypatch.setattr(hosts, "MOST_ROWS", 20)
+    monkeypatch.setattr(hosts, "PIECE", 5)
+    monkeypatch.setattr(hosts, "MOST_HOSTS", 3)
+    async with open_api(tmp_path / "data", task_shard_count=3) as api:
+        status = {"status": "open"} if sharded else {}
+        urls = [f"https://h{number // 10}.test/{number}" for number in range(40)]
+        job_id, run_id = await submitted(api, *urls, **status)
+        found = await hosts_of(api, job_id, run_id)
+
+        assert (found["tasks"], found["counted_tasks"], found["more_hosts"]) == (40, 20, 1)
+        assert [one["pending"] for one in found["hosts"]] == [5, 5, 5]
+        assert [one["in_flight"] for one in found["hosts"]] == [0, 0, 0]
+
+        for number in range(2):
+            await api.binding.workers.say(
+                report(api, f"worker{number}", run_id, {"h3.test:443": 2})
+            )
+        await api.clock.advance(READ_EVERY)
+        busiest = (await hosts_of(api, job_id, run_id))["hosts"][0]
+        assert (busiest["host"], busiest["in_flight"]) == ("h3.test:443", 4)
+
+
+async def test_hosts_of_a_run_of_somebody_else_are_not_found(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data") as api:
+        job_id, run_id = await submitted(api, "https://shop.test/")
+        answer = await api.foreign.get(f"/v1/jobs/{job_id}/runs/{run_id}/hosts")
+        problem_of(answer, status=404, code="not_found")

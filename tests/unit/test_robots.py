@@ -1,0 +1,390 @@
+"""robots.txt: what it does not allow is never requested, and one worker fetches it for all."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from conveyor.bootstrap.loop import can_heed_robots
+from conveyor.dev.pacing import MemoryRobots
+from conveyor.dev.permits import MemoryPermits
+from conveyor.domain.backoff import Backoff
+from conveyor.domain.hosts import HostPolicies, HostRules, host_key
+from conveyor.domain.model import TaskFailure, WaitReason
+from conveyor.gateway.direct import DirectGateway
+from conveyor.gateway.robots import DAY, HOUR, MOST_BYTES, TELL_EVERY, RobotsGateway
+from conveyor.handlers.refusals import HostAnswers
+from conveyor.ports.gateway import Postponed, ScrapeFailed, ScrapeRequest, Success
+from conveyor.settings import Settings
+from conveyor.testing.clock import FakeClock
+from tests.unit.host_tasks import work_on
+from tests.unit.http_api import Api, open_api, problem_of
+from tests.unit.wire_server import Peer, RawServer, answer, raw_server
+
+FILE = "/robots.txt"
+POLITE: dict[str, Any] = {"politeness": {"robots": True}}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Site:
+    """A host whose robots.txt is `file`, with a status of its own; any other path answers, or leads
+    elsewhere if it is in `led`."""
+
+    def __init__(self, file: str = "", *, status: int = 200, fields: str = "") -> None:
+        self.file = file.encode()
+        self.status = status
+        self.fields = fields
+        self.led: dict[str, str] = {}
+        self.server = RawServer()
+
+    @property
+    def asked(self) -> list[str]:
+        """The paths of all requests."""
+        return [head.split(" ")[1] for head in self.server.all_requests]
+
+    def url(self, path: str) -> str:
+        return self.server.url(path)
+
+    async def serve(self, peer: Peer) -> None:
+        while head := await peer.request():
+            path = head.split(" ")[1]
+            if path == FILE:
+                await self.answer_file(peer)
+            elif path in self.led:
+                where = f"Location: {self.led[path]}\r\n"
+                await peer.send(answer(fields=where).replace(b"200 OK", b"302 Found"))
+            else:
+                await peer.send(answer())
+
+    async def answer_file(self, peer: Peer) -> None:
+        found = answer(self.file, fields=self.fields)
+        await peer.send(found.replace(b"200 OK", b"%d Scripted" % self.status))
+
+
+class EndlessSite(Site):
+    """A host whose robots.txt does not end."""
+
+    async def answer_file(self, peer: Peer) -> None:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await peer.send(head + b"%x\r\n%b\r\n" % (len(self.file), self.file))
+        while True:
+            await peer.send(b"2000\r\n" + b"# and so on\n" * 682 + b"12345678\r\n")
+
+
+@asynccontextmanager
+async def running(site: Site) -> AsyncIterator[Site]:
+    async with raw_server(site.serve) as site.server:
+        yield site
+
+
+class Fleet:
+    """Workers that heed robots.txt, and share a store and a ledger."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.files = MemoryRobots(self.clock)
+        self.permits = MemoryPermits(self.clock)
+        self.workers: list[RobotsGateway] = []
+
+    def worker(self) -> RobotsGateway:
+        gateway = DirectGateway(self.clock, allow_private=True)
+        made = RobotsGateway(gateway, self.files, self.permits, self.clock, lease=30.0)
+        self.workers.append(made)
+        return made
+
+    async def get(
+        self, worker: RobotsGateway, url: str, *, heeds: bool = True, **fields: Any
+    ) -> Success | ScrapeFailed:
+        request = ScrapeRequest(url, "key", heeds_robots=heeds, **fields)
+        try:
+            async with worker.scrape(request) as success:
+                return success
+        except ScrapeFailed as failed:
+            return failed
+
+    async def get_at_last(self, worker: RobotsGateway, url: str) -> None:
+        """Make a call again as long as it is put off: here time flies while a socket is slow."""
+        while isinstance(found := await self.get(worker, url), Postponed):
+            await self.clock.sleep(found.retry_after)
+        assert isinstance(found, Success)
+
+    async def all(self, *calls: Callable[[], Awaitable[object]]) -> None:
+        """Make calls at once; time passes until all are done."""
+        left = len(calls)
+
+        async def make(call: Callable[[], Awaitable[object]]) -> None:
+            nonlocal left
+            await call()
+            left -= 1
+
+        async with anyio.create_task_group() as group:
+            for call in calls:
+                group.start_soon(make, call)
+            while left:
+                await self.clock.advance(0.1)
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+async def fleet(anyio_backend: str) -> AsyncIterator[Fleet]:
+    made = Fleet()
+    yield made
+    for worker in made.workers:
+        await worker.aclose()
+
+
+RULES = "User-agent: *\nDisallow: /private\nAllow: /private/but\nDisallow: /*.pdf$\n"
+
+
+async def test_what_is_not_allowed_is_not_requested(fleet: Fleet) -> None:
+    async with running(Site(RULES)) as site:
+        worker = fleet.worker()
+        for path in ("/private", "/private/x", "/a.pdf"):
+            failed = await fleet.get(worker, site.url(path))
+            assert isinstance(failed, ScrapeFailed)
+            assert (failed.problem.code, failed.failure) == (
+                "robots_disallowed",
+                TaskFailure.BAD_TARGET,
+            )
+            assert (failed.retryable, failed.sent) == (False, 0)
+        for path in ("/", "/private/but", "/a.pdf?x"):
+            assert isinstance(await fleet.get(worker, site.url(path)), Success)
+        assert isinstance(await fleet.get(worker, site.url("/private"), heeds=False), Success)
+        assert site.asked == [FILE, "/", "/private/but", "/a.pdf?x", "/private"]
+
+
+async def test_a_redirect_does_not_lead_to_what_is_not_allowed(fleet: Fleet) -> None:
+    async with running(Site(RULES)) as site, running(Site()) as other:
+        other.led = {"/a": site.url("/private"), "/b": site.url("/open")}
+        worker = fleet.worker()
+        failed = await fleet.get(worker, other.url("/a"))
+        assert isinstance(failed, ScrapeFailed)
+        assert (failed.problem.code, failed.sent) == ("robots_disallowed", 1)
+        assert isinstance(await fleet.get(worker, other.url("/b")), Success)
+        assert (site.asked, other.asked) == ([FILE, "/open"], [FILE, "/a", "/b"])
+
+
+async def test_rules_are_those_of_the_name_that_goes_out(fleet: Fleet) -> None:
+    file = "User-agent: Other\nDisallow: /\n\nuser agent: conveyor\nDisallow: /no\n"
+    async with running(Site(file)) as site:
+        worker = fleet.worker()
+        assert isinstance(await fleet.get(worker, site.url("/no")), ScrapeFailed)
+        assert isinstance(await fleet.get(worker, site.url("/yes")), Success)
+        other = {"custom_headers": '{"user-AGENT": "Mozilla/5.0 (compatible; Other/1.0)"}'}
+        assert isinstance(await fleet.get(worker, site.url("/yes"), params=other), ScrapeFailed)
+
+
+async def test_one_of_four_workers_fetches_a_file_once_a_day(fleet: Fleet) -> None:
+    async with running(Site(RULES)) as site:
+        workers = [fleet.worker() for _ in range(4)]
+        calls = [
+            lambda worker=worker: fleet.get_at_last(worker, site.url("/a"))
+            for worker in workers
+            for _ in range(5)
+        ]
+        await fleet.all(*calls)
+        assert sorted(site.asked) == ["/a"] * 20 + [FILE]
+        await fleet.clock.advance(DAY - 60)
+        await fleet.get(fleet.worker(), site.url("/a"))
+        assert site.asked.count(FILE) == 1
+        await fleet.clock.advance(60)
+        await fleet.all(*calls)
+        assert site.asked.count(FILE) == 2
+
+
+@pytest.mark.parametrize("status", [404, 401, 403, 410])
+async def test_without_a_file_everything_is_allowed(fleet: Fleet, status: int) -> None:
+    async with running(Site("User-agent: *\nDisallow: /", status=status)) as site:
+        worker = fleet.worker()
+        for path in ("/a", "/b"):
+            assert isinstance(await fleet.get(worker, site.url(path)), Success)
+        assert site.asked == [FILE, "/a", "/b"]
+
+
+async def test_a_host_whose_file_fails_is_closed_for_an_hour(fleet: Fleet) -> None:
+    async with running(Site(status=500)) as site:
+        one, two = fleet.worker(), fleet.worker()
+        for worker in (one, two):
+            postponed = await fleet.get(worker, site.url("/a"))
+            assert isinstance(postponed, Postponed)
+            assert HOUR <= postponed.retry_after <= HOUR + 1
+            assert postponed.waiting is WaitReason.HOST_RETRY_AFTER
+        await fleet.clock.advance(HOUR - 1)
+        assert isinstance(await fleet.get(one, site.url("/a")), Postponed)
+        assert site.asked == [FILE]
+        site.status = 200
+        await fleet.clock.advance(1)
+        assert isinstance(await fleet.get(one, site.url("/a")), Success)
+        assert site.asked == [FILE, FILE, "/a"]
+
+
+async def test_a_host_that_refuses_its_file_is_asked_again_when_it_said(fleet: Fleet) -> None:
+    async with running(Site(status=429, fields="Retry-After: 9\r\n")) as site:
+        worker = fleet.worker()
+        failed = await fleet.get(worker, site.url("/a"))
+        assert isinstance(failed, ScrapeFailed)
+        assert failed.refusal is not None
+        assert failed.refusal.seconds == 9
+        assert isinstance(await fleet.get(worker, site.url("/a")), Postponed)
+        site.status = 200
+        await fleet.clock.advance(9.1)
+        assert isinstance(await fleet.get(worker, site.url("/a")), Success)
+        assert site.asked == [FILE, FILE, "/a"]
+
+
+async def test_a_host_that_cannot_be_reached_is_a_failure_of_the_call(fleet: Fleet) -> None:
+    async with running(Site()) as site:
+        url = site.url("/a")
+    failed = await fleet.get(fleet.worker(), url)
+    assert isinstance(failed, ScrapeFailed)
+    assert (failed.problem.code, failed.retryable) == ("connection_failed", True)
+
+
+async def test_an_endless_file_is_cut(fleet: Fleet) -> None:
+    async with running(EndlessSite(RULES)) as site:
+        worker = fleet.worker()
+        assert isinstance(await fleet.get(worker, site.url("/private")), ScrapeFailed)
+        assert isinstance(await fleet.get(worker, site.url("/a")), Success)
+        assert site.asked == [FILE, "/a"]
+        [(content, _)] = fleet.files._files.values()
+        assert len(zlib.decompress(content)) < 1.1 * MOST_BYTES
+
+
+async def test_a_hostile_file_is_read_in_no_time(fleet: Fleet) -> None:
+    """Thousands of names before thousands of rules: each rule would be kept for each name."""
+    names = "".join(f"User-agent: a{number}\n" for number in range(8_000))
+    names += "".join(f"User-agent: {'conveyor'[: 1 + number % 8]}\n" for number in range(2_000))
+    rules = "".join(f"Disallow: /{number}*x\n" for number in range(10_000))
+    async with running(Site(f"{names}User-agent: *\n{rules}")) as site:
+        worker = fleet.worker()
+        assert isinstance(await fleet.get(worker, site.url("/77/x")), ScrapeFailed)
+        assert isinstance(await fleet.get(worker, site.url("/x")), Success)
+        [known] = worker._known.values()
+        [parsed] = known.rules.values()
+        assert len(parsed._user_agents) < 12
+
+
+async def test_a_delay_puts_a_call_off_once_and_tells_the_pace(fleet: Fleet) -> None:
+    async with running(Site("User-agent: *\nCrawl-delay: 500\n")) as site:
+        worker = fleet.worker()
+        request = ScrapeRequest(site.url("/a"), "key", heeds_robots=True)
+        with pytest.raises(Postponed) as first:
+            await worker.admit(request)
+        assert first.value.delay is not None
+        told = (first.value.delay.host, first.value.delay.interval)
+        assert told == (f"127.0.0.1:{site.server.port}", 60.0)
+        assert await worker.admit(request) is None  # it was told
+        await fleet.clock.advance(TELL_EVERY)
+        waited = msgspec.structs.replace(request, has_waited=True)
+        assert await worker.admit(waited) == first.value.delay
+        assert site.asked == [FILE]
+
+
+# -- tasks --
+
+
+@pytest.fixture
+async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+    async with open_api(tmp_path) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def heeding(api: Api) -> AsyncIterator[tuple[RobotsGateway, HostAnswers]]:
+    binding, clock = api.binding, api.clock
+    direct = DirectGateway(clock, allow_private=True)
+    gateway = RobotsGateway(direct, binding.robots, binding.permits, clock, lease=30.0)
+    policies = HostPolicies(HostRules)
+    yield (
+        gateway,
+        HostAnswers(policies, binding.pacing, clock, backoff=Backoff(1.0), robots=gateway),
+    )
+    await gateway.aclose()
+
+
+async def test_a_task_that_is_not_allowed_fails_and_says_so(api: Api) -> None:
+    async with running(Site(RULES)) as site, heeding(api) as (gateway, hosts):
+        work = await work_on(
+            api,
+            gateway,
+            site.url("/private"),
+            site.url("/a"),
+            hosts=hosts,
+            **POLITE,
+        )
+        rude = await work_on(api, gateway, site.url("/private"), hosts=hosts)
+        assert [(await one.handle(0)).hide_for for one in (work, rude)] == [None, None]
+        assert (await work.handle(1)).hide_for is None
+        rows = await work.rows()
+        assert [row["status"] for row in rows] == ["failed", "successful"]
+        assert rows[0]["error"]["code"] == "robots_disallowed"
+        assert (await rude.rows())[0]["status"] == "successful"
+        assert site.asked == [FILE, "/private", "/a"]
+
+
+async def test_a_delay_lowers_the_rate_of_the_caller_for_the_fleet(api: Api) -> None:
+    async with (
+        running(Site("User-agent: *\nCrawl-delay: 7\n")) as site,
+        heeding(api) as (gateway, hosts),
+    ):
+        work = await work_on(api, gateway, site.url("/a"), hosts=hosts, **POLITE)
+        outcome = await work.handle(0)
+        assert outcome.hide_for is not None
+        [task] = await api.tasks_of(work.run_id)
+        assert task.attempts == 0
+        job = await api.binding.jobs.find_job(work.job_id)
+        assert job is not None
+        key = host_key(f"127.0.0.1:{site.server.port}", job.caller)
+        booking = await api.binding.pacing.book(key, 0.0, 2)
+        assert booking.starts == (0.0, 7.0)
+        await api.clock.advance(outcome.hide_for)
+        assert (await work.handle(0)).hide_for is None
+        assert site.asked == [FILE, "/a"]
+
+
+async def test_a_failing_file_closes_the_host_for_the_caller(api: Api) -> None:
+    async with running(Site(status=503)) as site, heeding(api) as (gateway, hosts):
+        urls = site.url("/a"), site.url("/b")
+        work = await work_on(api, gateway, *urls, hosts=hosts, **POLITE)
+        rude = await work_on(api, gateway, site.url("/c"), client=api.foreign, hosts=hosts)
+        waits = [(await work.handle(number)).hide_for for number in range(2)]
+        assert all(wait is not None and wait >= HOUR for wait in waits)
+        assert (await rude.handle(0)).hide_for is None
+        assert [task.attempts for task in await api.tasks_of(work.run_id)] == [0, 0]
+        assert site.asked == [FILE, "/c"]
+
+
+async def test_a_gateway_that_cannot_heed_it_fails_the_task(api: Api) -> None:
+    async with running(Site()) as site, heeding(api) as (gateway, _):
+        policies, pacing = HostPolicies(HostRules), api.binding.pacing
+        unable = HostAnswers(policies, pacing, api.clock, backoff=Backoff(1.0))
+        work = await work_on(api, gateway, site.url("/a"), hosts=unable, **POLITE)
+        assert (await work.handle(0)).hide_for is None
+        [row] = await work.rows()
+        assert (row["status"], row["error"]["code"]) == ("failed", "robots_unsupported")
+        assert site.asked == []
+
+
+async def test_a_server_that_cannot_heed_it_refuses_the_job(tmp_path: Path) -> None:
+    async with open_api(tmp_path, heeds_robots=False) as api:
+        tasks = [{"url": "https://a.test/"}]
+        refused = await api.client.post("/v1/jobs", json={"tasks": tasks, **POLITE})
+        problem = problem_of(refused, status=400, code="invalid_argument")
+        assert "politeness.robots" in problem["detail"]
+        accepted = await api.client.post(
+            "/v1/jobs", json={"tasks": tasks, "politeness": {"per_host": 1, "robots": False}}
+        )
+        assert accepted.status_code == 201
+    assert can_heed_robots(Settings(gateway="direct"))
+    assert not can_heed_robots(Settings(gateway="fake"))
