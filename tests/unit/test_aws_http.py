@@ -447,6 +447,7 @@ async def test_a_large_body_is_sent_whole(stub: Stub) -> None:
     assert stub.seen[0].body == body
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_when_calls_are_closed(stub: Stub) -> None:
     async with calling(stub.url, services=["dynamodb", "s3"]) as aws:
         await asyncio.gather(*(aws.call(*asked) for asked in (GET, PUT) for _ in range(5)))

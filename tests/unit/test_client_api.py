@@ -351,6 +351,7 @@ async def test_a_body_without_a_link_is_fetched_once_and_others_from_the_store(
     assert sorted(told.path for told in server.told[1:]) == sorted(server.routes)
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_out_of_reach_is_not_asked_for_each_body(tmp_path: Path) -> None:
     count = 3 * CONNECTIONS
     async with asked(ok({})) as (api, server, _):

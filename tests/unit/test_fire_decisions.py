@@ -541,6 +541,7 @@ _STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("G21")
 @given(_schedules(), _STEPS)
 @settings(max_examples=150, deadline=None)

@@ -34,6 +34,7 @@ def _scrape(server: ConveyorServer, *urls: str) -> dict[str, int]:
     return {name: stats[name] for name in ("successful", "failed")}
 
 
+@pytest.mark.slow
 def test_rules_answer_the_tasks_of_a_server(
     conveyor_server: ConveyorServer, client: httpx.Client
 ) -> None:
@@ -54,6 +55,7 @@ def test_rules_answer_the_tasks_of_a_server(
     assert _scrape(conveyor_server, URL) == {"successful": 1, "failed": 0}
 
 
+@pytest.mark.slow
 def test_wrong_rules_are_refused_and_change_nothing(
     conveyor_server: ConveyorServer, client: httpx.Client
 ) -> None:
