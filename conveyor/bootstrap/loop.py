@@ -588,9 +588,8 @@ def _task_ports(
 ) -> TaskPorts:
     heeding = _heeding_robots(ports, settings, clock)
     backoff = Backoff(settings.retry_base, settings.retry_cap)
-    answers = None
-    if turns is not None:
-        answers = HostAnswers(turns.policies, ports.pacing, clock, backoff=backoff)
+    policies = host_policies(settings, clock) if turns is None else turns.policies
+    answers = HostAnswers(policies, ports.pacing, clock, backoff=backoff, robots=heeding)
     return TaskPorts(
         tasks=ports.tasks,
         runs=ports.runs,
@@ -598,7 +597,6 @@ def _task_ports(
         queues=ports.queues,
         signals=ports.signals,
         gateway=heeding or ports.gateway,
-        robots=heeding,
         pipeline=ports.pipeline,
         outages=outages,
         tracer=options.tracer,

@@ -9,6 +9,7 @@ its answer may still come first. So it ignores a result if a newer read has alre
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class Discovery:
         self._resync = options.resync
         self._evict_after = options.evict_after
         self._reads = ReadOrder()
+        self._grown: dict[str, float] = {}
         self._missing: set[str] = set()
         self._some_missing = anyio.Event()
         self._stopped = False
@@ -222,8 +224,11 @@ class Discovery:
         if run is None or not self._serves(run, is_news=is_news):
             if run is None and self._sharing is not None:
                 self._sharing.subset.forget(run_id)
+            self._grown.pop(run_id, None)
             await self._dispatcher.close_lane(run_id)
             return
+        if 0 < len(self._dispatcher.lanes.of(run_id)) <= len(run.hosts):
+            self._grown[run_id] = self._clock.monotonic()
         if poll or not self._dispatcher.lanes.has_all(run):
             await self._queues.open_run(run.job_id, run_id, run.hosts)
             # A newer read may have closed the lane while its queue was being opened.
@@ -266,9 +271,13 @@ class Discovery:
                 )
 
     async def _look_after(self, run_id: str) -> None:
-        """Look at a run whose queue is missing. Its lane ends only if the run has ended. Another
-        receive tries a young queue again; an older one is made again and refilled from the rows."""
+        """Look at a run of which a queue is missing. Its lanes end only if the run has ended.
+        Another receive tries a young queue again, as those of hosts may be that have just got
+        theirs; an older one is made again and refilled from the rows."""
         run = await self._look_at(run_id)
-        if run is not None and self._clock.now() - run.created_at >= YOUNG_QUEUE:
+        grown_at = self._grown.get(run_id, -math.inf)
+        if run is None or self._clock.monotonic() - grown_at < YOUNG_QUEUE / 1_000:
+            return
+        if self._clock.now() - run.created_at >= YOUNG_QUEUE:
             _log.warning("the queue of run %s was gone and is made again", run_id)
             await self._queues.remake_run(run.job_id, run_id, run.hosts)

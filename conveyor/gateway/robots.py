@@ -30,7 +30,7 @@ from conveyor.ports.blobs import Content
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import (
     Gateway,
-    HostPace,
+    HostDelay,
     HostRefusal,
     Postponed,
     Robots,
@@ -123,15 +123,15 @@ class RobotsGateway(Gateway, Robots):
     async def aclose(self) -> None:
         await self._gateway.aclose()
 
-    async def admit(self, request: ScrapeRequest) -> HostPace | None:
-        delay = await self._admit(_agent(request), request.url)
-        pace = self._pace(request, delay) if delay else None
-        if pace is not None and not request.has_waited:
+    async def admit(self, request: ScrapeRequest) -> HostDelay | None:
+        seconds = await self._admit(_agent(request), request.url)
+        delay = self._to_tell(request, seconds) if seconds else None
+        if delay is not None and not request.has_waited:
             # Its start was booked before anybody knew of the delay.
-            postponed = host_delay(delay * (0.5 + self._clock.random()))
-            postponed.pace = pace
+            postponed = host_delay(seconds * (0.5 + self._clock.random()))
+            postponed.delay = delay
             raise postponed
-        return pace
+        return delay
 
     @asynccontextmanager
     async def _allowed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
@@ -141,14 +141,14 @@ class RobotsGateway(Gateway, Robots):
         async with self._gateway.scrape(guarded) as success:
             yield success
 
-    def _pace(self, request: ScrapeRequest, delay: float) -> HostPace | None:
-        """Return the pace to tell the fleet, unless it was told lately for the same caller."""
+    def _to_tell(self, request: ScrapeRequest, seconds: float) -> HostDelay | None:
+        """Return the delay to tell the fleet, unless it was told lately for the same caller."""
         host, now = _host(parse_target(request.url)), self._clock.monotonic()
         told_at = self._told.get((host, request.api_key))
         if told_at is not None and now - told_at < TELL_EVERY:
             return None
         self._told[host, request.api_key] = now
-        return HostPace(host, delay, DAY)
+        return HostDelay(host, seconds, DAY)
 
     async def _admit(self, agent: str, url: str) -> float:
         """Return the seconds that a host wants between two calls. Raises ScrapeFailed for a URL

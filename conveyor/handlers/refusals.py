@@ -9,9 +9,16 @@ from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.hosts import HostPolicies, host_and_port, host_key
-from conveyor.domain.model import Job
+from conveyor.domain.model import Job, Problem, TaskFailure
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import HostPace, HostRefusal
+from conveyor.ports.gateway import (
+    HostDelay,
+    HostRefusal,
+    Postponed,
+    Robots,
+    ScrapeFailed,
+    ScrapeRequest,
+)
 from conveyor.ports.pacing import Pacing
 
 SPREAD = 1.0
@@ -21,20 +28,66 @@ _log = logging.getLogger("conveyor.hosts")
 
 
 class HostAnswers:
-    """Heeds what hosts answer to the calls of runs that have a policy."""
+    """Heeds what hosts say to the calls of runs that have a policy. Without `robots` nobody reads
+    robots.txt, and tasks that want it heeded fail."""
 
     def __init__(
-        self, policies: HostPolicies, pacing: Pacing, clock: Clock, *, backoff: Backoff
+        self,
+        policies: HostPolicies,
+        pacing: Pacing,
+        clock: Clock,
+        *,
+        backoff: Backoff,
+        robots: Robots | None = None,
     ) -> None:
         self._policies = policies
         self._pacing = pacing
         self._clock = clock
         self._backoff = backoff
+        self._robots = robots
 
-    async def refused(self, job: Job, refusal: HostRefusal, *, began: float) -> float | None:
+    async def admit(self, job: Job, request: ScrapeRequest) -> None:
+        """Raise ScrapeFailed for a request that robots.txt does not allow, or not now."""
+        if not request.heeds_robots:
+            return
+        if self._robots is None:
+            raise _robots_unread()
+        delay = await self._robots.admit(request)
+        if delay is not None:
+            await self._paced(job, delay)
+
+    async def heed(self, job: Job, failure: ScrapeFailed, *, began: float) -> None:
+        """Take in what the host of a failed call has said; where a policy holds, its refusal uses
+        up no attempt. `began`: the monotonic second of the call."""
+        if isinstance(failure, Postponed) and failure.delay is not None:
+            await self._paced(job, failure.delay)
+        if failure.refusal is None:
+            return
+        pause = await self._refused(job, failure.refusal, began)
+        if pause is not None:
+            failure.burns_attempt = False
+            failure.retry_after = max(failure.retry_after, pause + SPREAD * self._clock.random())
+
+    async def served(
+        self,
+        job: Job,
+        refusal: HostRefusal | None,
+        request: ScrapeRequest,
+        began: float,
+        *,
+        is_lowered: bool,
+    ) -> None:
+        """Take in what the host of a result has said, which may be a refusal: else its ceiling
+        grows by one, if it was lowered."""
+        if refusal is not None:
+            await self._refused(job, refusal, began)
+        elif is_lowered:
+            await self._lift(job, request.url)
+
+    async def _refused(self, job: Job, refusal: HostRefusal, began: float) -> float | None:
         """Close a host that refused a call, or lower its ceiling if it did not say for how long;
         one that has none, or the lowest, is closed for a backoff. Return the seconds for which it
-        is closed, None where no policy holds. `began`: the monotonic second of the call."""
+        is closed, None where no policy holds."""
         rules = self._policies.rules_of(refusal.host, job.caller, job.politeness)
         if not rules:
             return None
@@ -51,7 +104,7 @@ class HostAnswers:
             log_failure(_log, "the fleet was not told that a host refuses calls", error)
         return seconds
 
-    async def served(self, job: Job, url: str) -> None:
+    async def _lift(self, job: Job, url: str) -> None:
         """Let the lowered ceiling of a host that answered grow by one."""
         host = host_and_port(url)
         try:
@@ -61,10 +114,18 @@ class HostAnswers:
         except ConveyorError as error:
             log_failure(_log, "the ceiling of a host was not raised", error)
 
-    async def paced(self, job: Job, pace: HostPace) -> None:
+    async def _paced(self, job: Job, delay: HostDelay) -> None:
         """Let the calls of a caller to a host be as far apart as the host wants."""
         try:
-            key = host_key(pace.host, job.caller)
-            await self._pacing.slow(key, pace.interval, pace.seconds)
+            key = host_key(delay.host, job.caller)
+            await self._pacing.slow(key, delay.interval, delay.seconds)
         except ConveyorError as error:
             log_failure(_log, "the fleet was not told of the pace of a host", error)
+
+
+def _robots_unread() -> ScrapeFailed:
+    """Return the failure of a task that asks for robots.txt where the gateway cannot heed it."""
+    title = "robots.txt is heeded by the gateway direct alone, with the extra [robots]"
+    failed = ScrapeFailed(Problem("robots_unsupported", title, 422), TaskFailure.BAD_TARGET)
+    failed.sent = 0
+    return failed

@@ -1,4 +1,5 @@
-"""Decide what a failed scrape means for its task: a retry, a failure, or the end of its run."""
+"""Decide what a failed scrape means for its task: a retry, a failure, or the end of its run; and
+describe attempts."""
 
 from __future__ import annotations
 
@@ -15,11 +16,21 @@ from conveyor.domain.model import (
     TaskFailure,
     WaitReason,
 )
-from conveyor.domain.task_rules import Deferred, Failed, Retry
+from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
+from conveyor.domain.text_rules import shorten
+from conveyor.domain.urls import host_of
 from conveyor.ports.blobs import BodyRefused, NoRoom
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Postponed, ScrapeFailed
 
+_OUTCOMES = {
+    Succeeded: "successful",
+    Failed: "failed",
+    Retry: "retry",
+    Deferred: "deferred",
+    Released: "released",
+}
+"""The outcome in the trace of an attempt, by the kind of its settlement."""
 RECORDED = 32
 """Receives of a task whose refusals for load go into its history: a refusal that lasts for a day
 would make the row outgrow every store."""
@@ -159,6 +170,33 @@ def unreadable_key() -> ScrapeFailed:
         detail="the job's API key was sealed with a secret that is no longer known",
     )
     return ScrapeFailed(problem, TaskFailure.AUTH_FAILED)
+
+
+def last_attempt(settlement: Settlement | None) -> tuple[Event | None, str | None]:
+    """Return the last attempt at a task that ended, and why the task failed, if it did."""
+    if isinstance(settlement, Succeeded):
+        return settlement.event, None
+    if isinstance(settlement, Failed):
+        return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
+    return None, "interrupted"
+
+
+def trace_attributes(job_id: str, task: Task, settlement: Settlement) -> dict[str, str | int]:
+    """Describe an attempt that has been settled: ids, the verdict, the host, sizes."""
+    attributes: dict[str, str | int] = {
+        "job_id": job_id,
+        "run_id": task.run_id,
+        "task_id": task.task_id,
+        "attempt": task.attempts + 1,
+        "host": host_of(task.spec.url),
+        "outcome": _OUTCOMES[type(settlement)],
+    }
+    if isinstance(settlement, Succeeded):
+        attributes |= {"bytes": settlement.result.size, "sent": settlement.event.sent}
+    if isinstance(settlement, Failed):
+        code = shorten(settlement.problem.code)
+        attributes |= {"reason": settlement.failure.value, "code": code}
+    return attributes
 
 
 def attempt_event(

@@ -22,25 +22,23 @@ from conveyor.domain.api_keys import UnsealError
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import (
     Event,
-    Job,
-    Problem,
     StoredBody,
     Task,
-    TaskFailure,
     WaitReason,
 )
 from conveyor.domain.params import implied_format, merge
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import Deferred, Failed, Released, Retry, Settlement, Succeeded
-from conveyor.domain.text_rules import logged_url, shorten
-from conveyor.domain.urls import host_of
+from conveyor.domain.text_rules import logged_url
 from conveyor.handlers.packs import BodyPacks
-from conveyor.handlers.refusals import SPREAD, HostAnswers
+from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
     internal_failure,
+    last_attempt,
     refused_body,
+    trace_attributes,
     unreadable_key,
 )
 from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
@@ -49,11 +47,9 @@ from conveyor.ports.gateway import (
     Absence,
     Gateway,
     Postponed,
-    Robots,
     ScrapeFailed,
     ScrapeRequest,
     Shared,
-    Success,
 )
 from conveyor.ports.handler import (
     ACKNOWLEDGE,
@@ -93,14 +89,6 @@ PATIENT_PAUSE = 5.0
 
 MOST_SUBMITS = 1_000
 """Runs whose submits are remembered for the links of traces."""
-_OUTCOMES = {
-    Succeeded: "successful",
-    Failed: "failed",
-    Retry: "retry",
-    Deferred: "deferred",
-    Released: "released",
-}
-"""The outcome in the trace of an attempt, by the kind of its settlement."""
 
 _log = logging.getLogger("conveyor.tasks")
 
@@ -126,8 +114,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPorts:
     """The roles that working tasks uses. Without a `pipeline`, each task is claimed and settled by
-    itself; without `hosts`, no policy holds anywhere. A task that wants robots.txt heeded fails
-    without `robots`."""
+    itself; without `hosts`, no host is heeded."""
 
     tasks: TaskClaims
     runs: WorkerRuns
@@ -140,7 +127,6 @@ class TaskPorts:
     tracer: Tracer = NO_TRACER
     pause: FleetPause = field(default_factory=FleetPause)
     hosts: HostAnswers | None = None
-    robots: Robots | None = None
     turns: HostTurns = NO_HOST_TURNS
 
 
@@ -209,7 +195,6 @@ class TaskHandler(StagedHandler):
         self._tracer = ports.tracer
         self._pause = ports.pause
         self._hosts = ports.hosts
-        self._robots = ports.robots
         self._turns = ports.turns
         self._submits: LRUCache[str, str] = LRUCache(MOST_SUBMITS)
         self._templates = templates
@@ -492,7 +477,8 @@ class TaskHandler(StagedHandler):
         except ScrapeFailed as failure:
             if failure.account is not None:
                 return await self._refused(held, failure)
-            await self._heed(held, failure)
+            if self._hosts is not None and held.template is not None:
+                await self._hosts.heed(held.template.job, failure, began=held.called_at)
             held.settlement = self._verdict(held, failure)
         finally:
             held.answered_at = self._clock.monotonic()
@@ -554,8 +540,8 @@ class TaskHandler(StagedHandler):
         )
         if self._outages.awaits_answer:
             self._outages.admit()
-        if request.heeds_robots:
-            await self._heed_robots(job, request)
+        if self._hosts is not None:
+            await self._hosts.admit(job, request)
         await self._turns.come(task.run_id, task.task_id, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
         held.called_at = began
@@ -569,7 +555,9 @@ class TaskHandler(StagedHandler):
                 else:
                     size = await self._put(held, content)
             outcome = "successful"
-            await self._served(held, job, success)
+            if self._hosts is not None:
+                lowered = self._turns.is_lowered(task.run_id, task.task_id)
+                await self._hosts.served(job, success.refusal, request, began, is_lowered=lowered)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
@@ -588,39 +576,6 @@ class TaskHandler(StagedHandler):
             msgspec.structs.replace(self._event(held), spend=success.spend, sent=success.sent),
             result,
         )
-
-    async def _heed_robots(self, job: Job, request: ScrapeRequest) -> None:
-        """Raise ScrapeFailed for a request that robots.txt does not allow."""
-        if self._robots is None:
-            raise _robots_unread()
-        pace = await self._robots.admit(request)
-        if pace is not None and self._hosts is not None:
-            await self._hosts.paced(job, pace)
-
-    async def _served(self, held: ClaimedTask, job: Job, success: Success) -> None:
-        """Take in what the host of a result has said."""
-        if self._hosts is None:
-            return
-        task = held.task
-        if success.refusal is not None:
-            await self._hosts.refused(job, success.refusal, began=held.called_at)
-        elif self._turns.is_lowered(task.run_id, task.task_id):
-            await self._hosts.served(job, task.spec.url)
-
-    async def _heed(self, held: ClaimedTask, failure: ScrapeFailed) -> None:
-        """Take in what the host of a failed call has said; where a policy holds, its refusal uses
-        up no attempt."""
-        if self._hosts is None or held.template is None:
-            return
-        job = held.template.job
-        if isinstance(failure, Postponed) and failure.pace is not None:
-            await self._hosts.paced(job, failure.pace)
-        if failure.refusal is None:
-            return
-        pause = await self._hosts.refused(job, failure.refusal, began=held.called_at)
-        if pause is not None:
-            failure.burns_attempt = False
-            failure.retry_after = max(failure.retry_after, pause + SPREAD * self._clock.random())
 
     def _event(self, held: ClaimedTask, failure: ScrapeFailed | None = None) -> Event:
         now = self._clock.now()
@@ -826,7 +781,8 @@ class TaskHandler(StagedHandler):
             self._observer.task_settled(self._clock.monotonic() - held.answered_at)
         if held.trace is not None:
             failed = isinstance(held.settlement, Failed)
-            held.trace.end(self._clock.now(), _trace_attributes(held), failed=failed)
+            attributes = trace_attributes(held.job_id, held.task, held.settlement)
+            held.trace.end(self._clock.now(), attributes, failed=failed)
         settlement = held.settlement
         ended = TaskMessage(held.job_id, held.task.run_id, held.task.task_id)
         if isinstance(settlement, Succeeded):
@@ -861,8 +817,8 @@ class TaskHandler(StagedHandler):
         return ACKNOWLEDGE
 
     def _log_end(self, ended: TaskMessage, held: ClaimedTask | None, state: str) -> None:
-        event, reason = _last_attempt(held)
         settlement = None if held is None else held.settlement
+        event, reason = last_attempt(settlement)
         size = settlement.result.size if isinstance(settlement, Succeeded) else None
         fields = {
             "task_id": ended.task_id,
@@ -897,40 +853,3 @@ def _meaning(error: ConveyorError) -> ScrapeFailed | ResultLost:
         _log.error("the store refused a body", extra={"error": str(error)})
         return refused_body(error)
     return ResultLost(error.code, error.detail, retry_after=error.retry_after)
-
-
-def _last_attempt(held: ClaimedTask | None) -> tuple[Event | None, str | None]:
-    """Return the last attempt at a task that ended, and why the task failed, if it did."""
-    settlement = held.settlement if held is not None else None
-    if isinstance(settlement, Succeeded):
-        return settlement.event, None
-    if isinstance(settlement, Failed):
-        return settlement.event, f"{settlement.failure}: {shorten(settlement.problem.code)}"
-    return None, "interrupted"
-
-
-def _robots_unread() -> ScrapeFailed:
-    """Return the failure of a task that asks for robots.txt where the gateway cannot heed it."""
-    title = "robots.txt is heeded by the gateway direct alone, with the extra [robots]"
-    failed = ScrapeFailed(Problem("robots_unsupported", title, 422), TaskFailure.BAD_TARGET)
-    failed.sent = 0
-    return failed
-
-
-def _trace_attributes(held: ClaimedTask) -> dict[str, str | int]:
-    """Describe an attempt that has been settled: ids, the verdict, the host, sizes."""
-    task, settlement = held.task, held.settlement
-    attributes: dict[str, str | int] = {
-        "job_id": held.job_id,
-        "run_id": task.run_id,
-        "task_id": task.task_id,
-        "attempt": task.attempts + 1,
-        "host": host_of(task.spec.url),
-        "outcome": _OUTCOMES[type(settlement)],
-    }
-    if isinstance(settlement, Succeeded):
-        attributes |= {"bytes": settlement.result.size, "sent": settlement.event.sent}
-    if isinstance(settlement, Failed):
-        code = shorten(settlement.problem.code)
-        attributes |= {"reason": settlement.failure.value, "code": code}
-    return attributes

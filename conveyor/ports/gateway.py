@@ -64,9 +64,9 @@ class HostRefusal(msgspec.Struct, frozen=True):
     is_private: bool = False
 
 
-class HostPace(msgspec.Struct, frozen=True):
-    """The wish of a host (name and port) that calls of one caller be `interval` seconds apart, for
-    so many seconds from now on."""
+class HostDelay(msgspec.Struct, frozen=True):
+    """The wish of a host (name and port) that the calls of one caller be `interval` seconds apart,
+    for so many seconds from now on."""
 
     host: str
     interval: float
@@ -154,7 +154,7 @@ class Postponed(ScrapeFailed):
     """A call that is not made yet, because its target or way is to be left alone for `retry_after`
     seconds.
 
-    `waiting` says why; `pace` is there if the host has just asked for one. No attempt is used up,
+    `waiting` says why; `delay` is there if the host has just asked for one. No attempt is used up,
     and the job does not slow down. `sent` counts the redirects that led here. A task that is
     postponed past its deadline fails with `problem`.
     """
@@ -171,7 +171,7 @@ class Postponed(ScrapeFailed):
             problem, failure, retryable=True, retry_after=retry_after, burns_attempt=False
         )
         self.waiting = waiting
-        self.pace: HostPace | None = None
+        self.delay: HostDelay | None = None
         self.sent = 0
 
 
@@ -193,9 +193,9 @@ class Gateway(Protocol):
 class Robots(Protocol):
     """What robots.txt says of requests that heed it."""
 
-    async def admit(self, request: ScrapeRequest) -> HostPace | None:
-        """Return once a request is known to be allowed, with the pace that its host asks for if
-        that is to be told. Raises ScrapeFailed if it is not, or not now."""
+    async def admit(self, request: ScrapeRequest) -> HostDelay | None:
+        """Return once a request is known to be allowed, with the delay that its host asks for
+        if that is to be told. Raises ScrapeFailed if it is not, or not now."""
         ...
 
 

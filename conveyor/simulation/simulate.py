@@ -24,6 +24,7 @@ from conveyor.domain.model import (
     TaskSpec,
 )
 from conveyor.domain.task_rules import TERMINAL_TASK_STATES
+from conveyor.records.task_sending import LEAST_ROWS
 from conveyor.simulation.gateway import HostPicker
 from conveyor.simulation.loop import VirtualTime
 from conveyor.simulation.loop import run as run_in_virtual_time
@@ -32,8 +33,6 @@ from conveyor.simulation.report import Report
 from conveyor.simulation.rows import RunRows
 from conveyor.simulation.scenario import JobPlan, Scenario
 
-LEAST_ROWS = 1_000
-"""Least rows of a run whose hosts have queues of their own."""
 COLLECT_AFTER = (50_000, 20, 100)
 STALL = 3_600.0
 """Virtual seconds without the end of a task after which a simulation is given up."""
@@ -190,9 +189,8 @@ class _Simulation:
         lanes: tuple[str, ...] = ()
         if scenario.host_limit or scenario.host_rate:
             hosts = [host_and_port(task.spec.url) for task in tasks]
-            some = list(dict.fromkeys(hosts))
-            if len(tasks) >= LEAST_ROWS and len(some) > 1:
-                lanes = fleet.store.runs[run_id].add_hosts(some, fleet.clock.now())
+            if len(tasks) >= LEAST_ROWS:
+                lanes = fleet.store.runs[run_id].add_hosts(hosts, fleet.clock.now())
         references = [(task.index, task.task_id) for task in tasks]
         fleet.queues.send_tasks(job_id, run_id, references, hosts, lanes)
 

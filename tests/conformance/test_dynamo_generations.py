@@ -68,6 +68,7 @@ async def test_each_queue_of_a_host_has_a_number_of_its_own(bench: TableBench) -
     assert await generations.current(run_id, 0) == Generation(0, live=True, hosts={1: 2})
     assert (await bench.row(run_id)).run == before.run
     await DynamoRuns(bench.records).add_hosts(run_id, ["c:80"], now=0)
+    assert await DynamoRuns(bench.outside).hosts_of(run_id) == ("a:80", "b:80", "c:80")
     assert await generations.current(run_id) == Generation(1, live=True, hosts={1: 2})
 
 

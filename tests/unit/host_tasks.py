@@ -14,7 +14,7 @@ from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.refusals import HostAnswers
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import TaskHandler
-from conveyor.ports.gateway import Gateway, Robots
+from conveyor.ports.gateway import Gateway
 from conveyor.ports.handler import Outcome
 from conveyor.ports.queues import Delivery, TaskMessage
 from tests.unit.http_api import Api
@@ -90,7 +90,6 @@ async def work_on(
     *urls: str,
     client: httpx.AsyncClient | None = None,
     hosts: HostAnswers | None = None,
-    robots: Robots | None = None,
     **job_fields: Any,
 ) -> Work:
     """A job of Alice's, or of another client's, whose tasks one worker handles."""
@@ -108,7 +107,6 @@ async def work_on(
         observer=telemetry,
         max_interruptions=10,
         hosts=hosts,
-        robots=robots,
     )
     deliveries = [
         Delivery("queue", TaskMessage(job["job_id"], run_id, task.task_id), "receipt", 1)

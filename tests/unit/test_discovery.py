@@ -8,12 +8,14 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from conveyor.dev.queues import LocalSignals
 from conveyor.domain.ids import task_id
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.discovery import CHANGES_MARGIN, YOUNG_QUEUE, Discovery, DiscoveryOptions
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
+from conveyor.ports.queues import host_queue
 from conveyor.ports.records import DispatchChange
 from tests.unit.dispatch_world import World
 
@@ -281,6 +283,24 @@ async def test_a_missing_queue_ends_only_the_lane_of_a_run_that_has_ended() -> N
         await it.world.clock.advance(10)
         assert not it.lane_is_open("ended")
         assert it.lane_is_open("live")
+
+
+async def test_the_queue_of_a_host_is_young_when_its_run_is_not() -> None:
+    it = Discovering()
+    it.world.hosts = ("a.example:80",)
+    queue = host_queue("a", 0)
+    async with it.running():
+        run = await it.submit("a", 0)
+        await it.world.clock.advance(2 * YOUNG_QUEUE / 1_000)
+        it.world.rows["a"] = [(index, task_id("a", index)) for index in range(5)]
+        it.catalogue.put(replace(run, hosts=it.world.hosts))
+        await it.world.clock.advance(INTERVAL + 1)
+        # As it is where one part of the service does not know of it yet.
+        it.world.queues._runs.pop(queue)
+        await it.world.clock.advance(YOUNG_QUEUE / 1_000 - INTERVAL - 5)
+        assert queue not in it.world.queues._runs
+        await it.world.clock.advance(20)
+        assert queue in it.world.queues._runs
 
 
 async def test_a_missing_queue_is_retried_while_it_is_young_and_made_again_later() -> None:

@@ -19,7 +19,7 @@ from conveyor.handlers.sweep import Sweeper, SweepOptions, SweepPorts
 from conveyor.handlers.task import TaskHandler, TaskOptions, TaskPorts
 from conveyor.ports.binding import Binding
 from conveyor.ports.clock import Clock
-from conveyor.ports.gateway import Gateway, Robots
+from conveyor.ports.gateway import Gateway
 from conveyor.ports.handler import AttemptObserver, Observer
 from conveyor.ports.outbox import Subscriber
 from conveyor.ports.pipeline import Pipeline
@@ -41,7 +41,6 @@ def task_handler(
     pipeline: Pipeline | None = None,
     pack_bodies: bool = False,
     hosts: HostAnswers | None = None,
-    robots: Robots | None = None,
 ) -> TaskHandler:
     """Make a handler of task messages."""
     ports = TaskPorts(
@@ -53,7 +52,6 @@ def task_handler(
         gateway=gateway,
         pipeline=pipeline,
         hosts=hosts,
-        robots=robots,
     )
     return TaskHandler(
         ports,
