@@ -46,7 +46,7 @@ from conveyor.engine.planner import (
     Start,
 )
 from conveyor.engine.policy import Policy
-from conveyor.engine.receiving import Receiver
+from conveyor.engine.receiving import MessageReceiver
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
 from conveyor.ports.handler import Handler, Held, Outcome, StagedHandler
@@ -135,7 +135,7 @@ class Dispatcher:
             picking=options.picking,
             claims_at_once=at_once,
         )
-        self._receiver = Receiver(
+        self._receiver = MessageReceiver(
             queues,
             policy,
             self._planner,
@@ -148,12 +148,7 @@ class Dispatcher:
         self._waits: HostWaits | None = None
         if options.turns is not None:
             self._waits = HostWaits(
-                options.turns,
-                self._planner,
-                clock,
-                spawn=self._spawn,
-                give_up=self._give_up,
-                go_on=self._go_on,
+                options.turns, self._planner, clock, self._spawn, self._give_up, self._go_on
             )
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
@@ -266,7 +261,7 @@ class Dispatcher:
                         await self._give_up([ready.popleft()])
                 for lane in self.lanes:
                     await self._empty_buffer(lane)
-                    await self._give_up(list(lane.turned))
+                    await self._give_up(self._take_turned(lane))
                 await self._policy.release()
             self._acknowledger.stop()
 
@@ -378,13 +373,16 @@ class Dispatcher:
         if self._waits is not None:
             self._waits.cancel(lane)
         if lane.turned:
-            turned = list(lane.turned)
-            lane.turned.clear()
-            self._spawn(partial(self._give_up, turned))
+            self._spawn(partial(self._give_up, self._take_turned(lane)))
         given_up = [one for one in self._ready if one.lane is lane and one.held is not None]
         if given_up:
             self._ready = deque(one for one in self._ready if one not in given_up)
             self._spawn(partial(self._give_up, given_up))
+
+    def _take_turned(self, lane: Lane) -> list[InHand]:
+        turned = [self._working[delivery.receipt] for delivery in lane.turned]
+        lane.turned.clear()
+        return turned
 
     def _spawn(self, act: Act) -> None:
         if self._workers is not None:
@@ -439,11 +437,19 @@ class Dispatcher:
                     continue
                 if plan.refill is not None:
                     self._spawn(partial(self._ask, plan.refill))
-                await self._work(plan.message, scope)
+                await self._work(self._started(plan, now), scope)
             woken = False
             # Let all slots that end in the same turn free themselves before one asks for more: this
             # makes one receive of ten instead of ten receives of one.
             await anyio.lowlevel.checkpoint()
+
+    def _started(self, plan: Start, now: float) -> InHand:
+        """Return the message that a plan starts: one of the buffer, or one that waited for its
+        host."""
+        found = self._working.get(plan.delivery.receipt)
+        found = found or InHand(plan.lane, plan.delivery, now, plan.received_at)
+        found.is_kept = False
+        return found
 
     def _may_take(self) -> bool:
         """Return whether there is a message that is ready, and a slot for it."""
@@ -540,15 +546,14 @@ class Dispatcher:
         if lane.closed or lane.dropped or self._begins_nothing:
             await self._give_up([message])
         elif place is not None:
-            assert message.turn is not None
-            why = message.turn.why(self._clock.monotonic())
+            why = message.turn.why(self._clock.monotonic()) if message.turn else None
             self._put_off(lane, Outcome(waiting=why), place)
             await self._hide(lane, message.delivery, place)
             await self._free(message)
         elif lane.host:
             self._ready.append(message)
         else:
-            lane.turned.append(message)
+            lane.turned.append(message.delivery)
 
     async def _claim(self, lane: Lane, messages: list[InHand]) -> list[InHand]:
         """Claim the tasks of messages in one operation; return those that are left to be worked."""

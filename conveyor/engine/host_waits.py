@@ -35,7 +35,6 @@ class HostWaits:
         turns: MessageTurns,
         planner: Planner,
         clock: Clock,
-        *,
         spawn: Spawn,
         give_up: Callable[[Sequence[InHand]], Awaitable[None]],
         go_on: Callable[[InHand, float | None], Awaitable[None]],

@@ -62,7 +62,7 @@ _NEWEST = 0.2
 """Weight of the latest call in the mean time of those to its host."""
 
 
-class HostPace:
+class HostStarts:
     """The starts in hand of one host under its `rules`, for the lanes of that host alone. They are
     booked under the keys of `steps`. What the host has said was seen last at `seen_at`: it wants
     starts `slow` seconds apart.
@@ -164,15 +164,15 @@ class HostPaces:
         self.pacing = pacing
         self.policies = policies
         self._clock = clock
-        self._paces: LRUCache[tuple[str, ...], HostPace] = LRUCache(MOST_HOSTS)
-        self._by_lane: dict[Lane, HostPace | None] = {}
+        self._paces: LRUCache[tuple[str, ...], HostStarts] = LRUCache(MOST_HOSTS)
+        self._by_lane: dict[Lane, HostStarts | None] = {}
         self._matched_at = clock.monotonic()
 
     def hold(self, lane: Lane) -> bool:
         """Tell whether limits of hosts may hold in a lane of a run."""
         return self.policies.hold(lane.politeness)
 
-    def under(self, lane: Lane, host: str) -> HostPace | None:
+    def under(self, lane: Lane, host: str) -> HostStarts | None:
         """Return the pace of a host for the calls of a run; None if nothing limits them."""
         rules = self.policies.rules_of(host, lane.owner.caller, lane.politeness)
         if not rules:
@@ -181,11 +181,11 @@ class HostPaces:
         keys = tuple(steps)
         pace = self._paces.get(keys)
         if pace is None:
-            pace = self._paces[keys] = HostPace(rules)
+            pace = self._paces[keys] = HostStarts(rules)
         pace.rules, pace.steps = rules, steps
         return pace
 
-    def of(self, lane: Lane) -> HostPace | None:
+    def of(self, lane: Lane) -> HostStarts | None:
         """Return the pace of a lane of one host, as of the last look at the rules."""
         if lane not in self._by_lane:
             self._by_lane[lane] = self.under(lane, lane.host)
@@ -265,7 +265,7 @@ class HostPaces:
         pace.starts.extend(start for start in starts if start > early)
         return [start for start in starts if start <= early]
 
-    async def book(self, pace: HostPace, count: int) -> list[float]:
+    async def book(self, pace: HostStarts, count: int) -> list[float]:
         """Book starts of a host under all rules that hold; return their instants."""
         first, *others = pace.steps.items()
         booking = await self.pacing.book(*first, count, also=dict(others))
@@ -312,7 +312,7 @@ class Turn:
         self.lane = lane
         self.host = lane.host or message.host
         self.has_come_before = delivery.receive_count > 1
-        self.pace: HostPace | None = None
+        self.pace: HostStarts | None = None
         self.start: float | None = None
         self.leases: tuple[JobLease, ...] = ()
         self.lives: tuple[int, ...] = ()
@@ -434,7 +434,7 @@ class MessageTurns(HostTurns):
                 lease.knocking -= 1
 
     async def _take_turn(
-        self, turn: Turn, pace: HostPace, leases: tuple[JobLease, ...], until: float
+        self, turn: Turn, pace: HostStarts, leases: tuple[JobLease, ...], until: float
     ) -> float | None:
         while True:
             closed_for = pace.closed_until - self._clock.monotonic()
@@ -463,7 +463,7 @@ class MessageTurns(HostTurns):
         self._holding.add(turn)
         return True
 
-    async def _take_start(self, turn: Turn, pace: HostPace) -> bool:
+    async def _take_start(self, turn: Turn, pace: HostStarts) -> bool:
         """Book a start; return whether there is one. Permits are given back after an error."""
         try:
             starts = await self._paces.book(pace, 1)
@@ -475,7 +475,7 @@ class MessageTurns(HostTurns):
             turn.start = starts[0]
         return bool(starts)
 
-    async def _place(self, pace: HostPace) -> float:
+    async def _place(self, pace: HostStarts) -> float:
         """Take a place in the line of a host; return the seconds until it comes."""
         slowest = max(pace.rules, key=lambda rule: (rule.rate > 0, -rule.rate, rule.limit > 0))
         place = await self._paces.pacing.line_up(slowest.key, pace.spacing)
@@ -533,7 +533,7 @@ class MessageTurns(HostTurns):
         turn = self._working.get((run_id, task_id))
         return turn is not None and turn.pace is not None and turn.pace.ceiling > 0
 
-    async def _come(self, turn: Turn, pace: HostPace) -> None:
+    async def _come(self, turn: Turn, pace: HostStarts) -> None:
         """Wait for the very instant of a start that is neither late nor of a host that was closed
         meanwhile."""
         while True:
@@ -549,7 +549,7 @@ class MessageTurns(HostTurns):
             if not pace.interval or self._clock.monotonic() <= start + LATE:
                 return
 
-    async def _hold_permits(self, turn: Turn, pace: HostPace) -> None:
+    async def _hold_permits(self, turn: Turn, pace: HostStarts) -> None:
         """Return once there are permits for a message, which may have lost its own."""
         if turn.lane.host:
             leases = self._permits.lane_leases(turn.lane)
@@ -569,7 +569,7 @@ class MessageTurns(HostTurns):
         if place is not None:
             raise _postponed(place, WaitReason.HOST_LIMIT)
 
-    async def _take_start_here(self, turn: Turn, pace: HostPace) -> bool:
+    async def _take_start_here(self, turn: Turn, pace: HostStarts) -> bool:
         """Book a start for a message in a slot. Raises Postponed if its host is closed."""
         if await self._take_start(turn, pace):
             return True
@@ -579,7 +579,7 @@ class MessageTurns(HostTurns):
         await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
         return False
 
-    async def _check(self, pace: HostPace) -> None:
+    async def _check(self, pace: HostStarts) -> None:
         """Raise Postponed if a host was closed meanwhile."""
         states = (await self._paces.pacing.state(pace.steps)).values()
         pace.seen_at = self._clock.monotonic()

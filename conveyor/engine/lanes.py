@@ -9,16 +9,12 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from anyio import CancelScope
 
 from conveyor.domain.hosts import Politeness
 from conveyor.domain.model import DispatchableRun, WaitReason
 from conveyor.ports.queues import CONTROL_QUEUE, Delivery, host_queue, run_queue
-
-if TYPE_CHECKING:
-    from conveyor.engine.pipeline import InHand
 
 NEUTRAL_PRIORITY = 5
 THROTTLE_FACTOR = 0.7
@@ -152,7 +148,7 @@ class Lane:
         self._busy = 0
         self.unsettled = 0
         self.kept = 0
-        self.turned: deque[InHand] = deque()
+        self.turned: deque[Delivery] = deque()
         self.waiting = 0
         self.admitted = 0
         self.buffer: deque[tuple[Delivery, float]] = deque()

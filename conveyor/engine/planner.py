@@ -13,9 +13,8 @@ from typing import Protocol
 
 from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane, Lanes
-from conveyor.engine.pipeline import InHand
 from conveyor.engine.policy import Policy
-from conveyor.ports.queues import MAX_BATCH
+from conveyor.ports.queues import MAX_BATCH, Delivery
 
 Eligible = Callable[[Lane], bool]
 
@@ -114,7 +113,8 @@ class Start:
     the slots."""
 
     lane: Lane
-    message: InHand
+    delivery: Delivery
+    received_at: float
     refill: Receive | None = None
 
 
@@ -299,17 +299,15 @@ class Planner:
     def _start(self, lane: Lane, now: float, *, refills: bool) -> Start:
         self._book(lane, 1)
         if lane.turned:
-            message = lane.turned.popleft()
-            message.is_kept = False
             lane.kept -= 1
-            return Start(lane, message)
+            return Start(lane, lane.turned.popleft(), now)
         delivery, received_at = lane.buffer.popleft()
         refill = None
         batch = self._polling.batch
         if refills and self._policy.may_buffer(lane, 0, now) >= batch:
             refill = Receive(lane, 0, extra=batch, empties=lane.empties)
             lane.refilling += batch
-        return Start(lane, InHand(lane, delivery, now, received_at), refill)
+        return Start(lane, delivery, received_at, refill)
 
     def _receive(
         self, lane: Lane, count: int, now: float, *, may_wait: bool, buffers: bool

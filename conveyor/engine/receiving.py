@@ -31,7 +31,7 @@ async def _keep(_lane: Lane, _deliveries: list[Delivery]) -> None:
     """Leave messages to come back by themselves."""
 
 
-class Receiver:
+class MessageReceiver:
     """Ask queues for the messages of plans. `give_back` returns those that cannot be used."""
 
     def __init__(

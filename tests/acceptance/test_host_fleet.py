@@ -30,6 +30,7 @@ def ahead(_role: str, number: int) -> Sequence[str]:
 
 @pytest.mark.timeout(2_400)
 def test_no_site_ever_has_more_than_its_limits(tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir()
     redis = RedisProcess(tmp_path / "redis")
     with ExitStack() as stack:
         stack.callback(redis.close)

@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 
 from conveyor.domain.hosts import HostRules, Politeness, host_key
+from conveyor.domain.run_waits import RunWaitReason
 from conveyor.ports.queues import TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
+from tests.unit.test_worker_reports import reporter
 
 A, B = "a.example:443", "b.example:443"
 URL_A = f"https://{A}/"
@@ -187,3 +189,19 @@ async def test_a_job_with_a_stricter_limit_waits_until_its_caller_makes_fewer_ca
     assert len(bench.tasks.done) == 16
     assert bench.tasks.peak["all"] == 4
     assert bench.tasks.peak[run_queue("strict")] <= 2
+
+
+async def test_a_run_of_which_only_closed_hosts_are_left_says_until_when() -> None:
+    bench = world(limit=2)
+    await bench.pacing.close(host_key(A), 30.0)
+    until = bench.clock.now() + 30_000
+    async with bench.running():
+        await bench.submit("a", 20, hosts=(A, B), lanes=(A, B))
+        await bench.clock.advance(2.0)
+        reports = reporter(bench)
+        (lane,) = reports.report().lanes
+        assert (lane.reason, lane.in_flight > 0) == (None, True), "host B is worked"
+        await bench.clock.advance(10.0)
+        (lane,) = reports.report().lanes
+        assert (lane.reason, lane.in_flight) == (RunWaitReason.HOST_CLOSED, 0)
+        assert lane.until == pytest.approx(until, abs=500)
