@@ -97,7 +97,7 @@ class MemoryPacing(Pacing):
         known = self._host(host, now)
         known.closed_until = max(known.closed_until, now + seconds)
 
-    async def lower(self, host: str, limit: int, age: float) -> int:
+    async def lower(self, host: str, limit: int, age: float = 0.0) -> int:
         now = self._clock.monotonic()
         known = self._host(host, now)
         ceiling = known.state(now).ceiling

@@ -112,7 +112,6 @@ class Dispatcher:
         self._telemetry = telemetry
         self._slots = options.slots
         self._visibility = options.visibility
-        self._polling = options.polling
         self._outages, self._looks = options.outages or Outages(clock), options.looks or clock
         self._turns = options.turns
         self._pause = options.pause
@@ -127,29 +126,12 @@ class Dispatcher:
         )
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
-        self._planner = Planner(
-            self.lanes,
-            policy,
-            options.polling,
-            slots=options.slots,
-            picking=options.picking,
-            claims_at_once=at_once,
-        )
+        self._planner = self._plan_by(options, at_once)
         self._receiver = MessageReceiver(
-            queues,
-            policy,
-            self._planner,
-            clock,
-            telemetry=telemetry,
-            polling=options.polling,
-            visibility=options.visibility,
+            queues, policy, self._planner, clock, telemetry, options.polling, options.visibility
         )
         self._receiver.give_back = self._give_back
-        self._waits: HostWaits | None = None
-        if options.turns is not None:
-            self._waits = HostWaits(
-                options.turns, self._planner, clock, self._spawn, self._give_up, self._go_on
-            )
+        self._waits = self._waits_by(options.turns)
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
         self._calling = 0
@@ -160,6 +142,22 @@ class Dispatcher:
         self._finishing: TaskGroup | None = None
         self._timer_wake, self._drained = anyio.Event(), anyio.Event()
         self._stopping = False
+
+    def _plan_by(self, options: DispatchOptions, claims_at_once: int) -> Planner:
+        return Planner(
+            self.lanes,
+            self._policy,
+            options.polling,
+            slots=options.slots,
+            picking=options.picking,
+            claims_at_once=claims_at_once,
+        )
+
+    def _waits_by(self, turns: MessageTurns | None) -> HostWaits | None:
+        if turns is None:
+            return None
+        planner, clock = self._planner, self._clock
+        return HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
 
     # -- lanes, opened and closed by discovery --
 

@@ -40,7 +40,6 @@ class MessageReceiver:
         policy: Policy,
         planner: Planner,
         clock: Clock,
-        *,
         telemetry: Telemetry,
         polling: Polling,
         visibility: float,

@@ -524,19 +524,7 @@ class TaskHandler(StagedHandler):
     async def _scrape(self, held: ClaimedTask, template: JobTemplate) -> Succeeded:
         """Make one call. A small body is kept in hand, a large one stored as it arrives."""
         job, task = template.job, held.task
-        params = merge(job.params, task.spec.params) if task.spec.params else job.params
-        request = ScrapeRequest(
-            url=task.spec.url,
-            api_key=template.api_key,
-            method=task.spec.method,
-            body=task.spec.body,
-            params=params,
-            timeout=self._options.gateway_timeout,
-            max_bytes=self._options.max_result_bytes,
-            order=task.index,
-            has_waited=task.waiting_since > 0,
-            heeds_robots=job.politeness is not None and job.politeness.robots,
-        )
+        request = self._request(task, template)
         held.blob_key = result_key(
             job.job_id, task.run_id, task.task_id, task.claim_number, template.lifecycle_days
         )
@@ -572,9 +560,24 @@ class TaskHandler(StagedHandler):
             blob_key=held.blob_key,
             size=size,
             content_type=success.content_type,
-            format=implied_format(params) if task.spec.params else job.format,
+            format=implied_format(request.params) if task.spec.params else job.format,
         )
         return Succeeded(self._event(held, success), result)
+
+    def _request(self, task: Task, template: JobTemplate) -> ScrapeRequest:
+        job = template.job
+        return ScrapeRequest(
+            url=task.spec.url,
+            api_key=template.api_key,
+            method=task.spec.method,
+            body=task.spec.body,
+            params=merge(job.params, task.spec.params) if task.spec.params else job.params,
+            timeout=self._options.gateway_timeout,
+            max_bytes=self._options.max_result_bytes,
+            order=task.index,
+            has_waited=task.waiting_since > 0,
+            heeds_robots=job.politeness is not None and job.politeness.robots,
+        )
 
     def _event(self, held: ClaimedTask, ended: Success | ScrapeFailed) -> Event:
         now = self._clock.now()

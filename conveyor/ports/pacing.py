@@ -71,7 +71,7 @@ class Pacing(Protocol):
         before. Starts that are booked stay, and their holders look at `state`."""
         ...
 
-    async def lower(self, host: str, limit: int, age: float) -> int:
+    async def lower(self, host: str, limit: int, age: float = 0.0) -> int:
         """Halve the ceiling of a host, 1 at least, and return it; `limit` is that of one which was
         not lowered. Leave it if it was halved in the last `age` seconds: then the call that was
         refused was in flight together with another one."""

@@ -67,10 +67,8 @@ class ProdBinding:
 async def open_binding(
     options: ProdOptions, clock: Clock, *, works: bool, seam: Callable[[Aws], Aws] | None = None
 ) -> ProdBinding:
-    """Open everything; the caller closes it with `ports.aclose`.
-
-    `works`: this process is a worker. `seam` wraps calls to AWS, for tests. Raises as `start` does.
-    """
+    """Open everything; the caller closes it with `ports.aclose`. `works`: this process is a worker.
+    `seam` wraps calls to AWS, for tests. Raises as `start` does."""
     async with AsyncExitStack() as stack:
         stats, aws = await _open_aws(options, clock, stack, seam)
         table = Table(aws, options.table, clock)

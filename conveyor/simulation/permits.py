@@ -360,7 +360,7 @@ class SimulatedPacing:
         self._link.note(f"close {host} {seconds}")
         await self._link.come_back(back)
 
-    async def lower(self, host: str, limit: int, age: float) -> int:
+    async def lower(self, host: str, limit: int, age: float = 0.0) -> int:
         """Halve a ceiling. Raises ConveyorError(unavailable) after a timeout."""
         back = await self._go()
         ceiling = await self._service.pacing.lower(host, limit, age)

@@ -10,6 +10,7 @@ from conveyor.simulation.checks import (
     INSTANT,
     check_count,
     check_kind,
+    check_number,
     check_place,
     check_time,
     check_word,
@@ -22,6 +23,8 @@ from conveyor.simulation.policies import LEAST_IN_FLIGHT, PICKINGS, POLICIES
 from conveyor.simulation.world import World
 
 MOST_PRIORITY = 9
+MOST_SKEW = 10.0
+"""The largest exponent by which tasks are spread unevenly."""
 CALLER = "simulation"
 """The caller of jobs that name none."""
 
@@ -99,7 +102,7 @@ class Scenario:
         if isinstance(self.host_rate, bool | str | NoneType) or not is_rate(self.host_rate):
             words = "must be 0, or from 0.01 to 1,000"
             raise ValueError(f"Scenario.host_rate {words}, not {self.host_rate!r:.60}")
-        check_time("Scenario.host_skew", self.host_skew)
+        check_number("Scenario.host_skew", self.host_skew, most=MOST_SKEW)
         if not self.jobs:
             raise ValueError("Scenario.jobs must hold a job")
         for number, plan in enumerate(self.jobs):

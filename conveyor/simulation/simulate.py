@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -250,15 +251,23 @@ def measure(
         abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
         peaks=_peaks(fleet),
-        host_peak=gateway.hosts.peak,
-        host_starts=gateway.hosts.most_starts,
-        host_use=gateway.hosts.use(scenario.host_limit, scenario.host_rate),
+        **_of_hosts(scenario, fleet),
         most_received=queues.most_received,
-        uninvited=gateway.hosts.uninvited,
         lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,
     )
+
+
+def _of_hosts(scenario: Scenario, fleet: SimulatedFleet) -> dict[str, Any]:
+    """Compute the figures of hosts, by their names in a report."""
+    hosts = fleet.gateway.hosts
+    return {
+        "host_peak": hosts.peak,
+        "host_starts": hosts.most_starts,
+        "host_use": hosts.use(scenario.host_limit, scenario.host_rate),
+        "uninvited": hosts.uninvited,
+    }
 
 
 def _asked(scenario: Scenario) -> tuple[int, int]:

@@ -125,7 +125,7 @@ async def test_a_list_that_is_written_later_gets_them_from_its_first_rows(api: A
 
 @pytest.mark.parametrize("large", [False, True], ids=["at once", "later"])
 async def test_a_rerun_gets_its_own(tmp_path: Path, large: bool) -> None:
-    more = {"async_threshold": 500} if large else {}
+    more: dict[str, Any] = {"async_threshold": 500} if large else {}
     async with open_api(tmp_path / "data", **more) as api:
         job = await submit(api, ROWS, politeness=MANNERS)
         if large:

@@ -86,7 +86,7 @@ async def test_the_closest_limits_show_and_what_a_host_has_said(tmp_path: Path) 
         assert not {"ceiling", "closed_until"} & found["hosts"][0].keys()
 
         await api.binding.pacing.close(host_key("*.test"), 60)
-        await api.binding.pacing.lower(host_key("*.test"), 5)
+        await api.binding.pacing.lower(host_key("*.test"), 5, 0.0)
         found = await hosts_of(api, job_id, run_id)
         until = rfc3339(api.clock.now() + 60_000)
         assert {"ceiling": 2, "closed_until": until}.items() <= found["hosts"][0].items()

@@ -58,7 +58,7 @@ BAD = (math.nan, math.inf, -math.inf, -1, "1", True, 1e10)
 ZERO_IS_SOMETHING = {
     *("at", "every", "back_after", "down", "share", "worker", "job", "limit"),
     *("arrives_at", "priority", "clock_skew", "seed", "median", "sigma"),
-    *("run_workers", "caller_max_inflight", "host_limit", "host_rate"),
+    *("run_workers", "caller_max_inflight", "host_limit", "host_rate", "host_skew"),
     *("probe_wait", "cooldown", "grace"),
 }
 

@@ -443,7 +443,7 @@ class LeasedPacing(Pacing):
         after = await self._change(host, closed)
         self._seen[host] = after.closing, began
 
-    async def lower(self, host: str, limit: int, age: float) -> int:
+    async def lower(self, host: str, limit: int, age: float = 0.0) -> int:
         def lowered(before: _Refusals, stamp: str) -> _Refusals:
             now = self._clock.now()
             ceiling = before.ceiling_at(now)

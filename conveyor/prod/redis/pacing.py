@@ -186,7 +186,7 @@ class RedisPacing(Pacing):
         self._remember(host, seconds)
         await self._run("close", host, _micros(seconds))
 
-    async def lower(self, host: str, limit: int, age: float) -> int:
+    async def lower(self, host: str, limit: int, age: float = 0.0) -> int:
         (ceiling,) = await self._run("lower", host, limit, _micros(age))
         return int(ceiling)
 
