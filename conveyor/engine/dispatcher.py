@@ -463,7 +463,7 @@ class Dispatcher:
         """Receive and claim beside the slots what they will soon need, many at a time."""
         if not self._pace.claims_ahead or len(self._ready) > self._pace.low:
             return
-        if self._outages.is_shut or self._pause.since is not None:
+        if self._outages.is_shut or self._begins_nothing:
             return
         now = self._clock.monotonic()
         ahead = self._pace.allowance(now)
@@ -740,6 +740,8 @@ class Dispatcher:
                     await self._free(message)
             except Exception as error:
                 log_failure(_log, "an answer could not be dealt with", error)
+        # Their permits are back: claim under them before the slots run dry.
+        self._look_ahead()
         self._wake_one()
 
     async def _keep(self, messages: Sequence[InHand]) -> None:

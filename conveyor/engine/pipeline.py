@@ -138,6 +138,7 @@ class Finisher:
         self._most: float = most
         self._taken = 0
         self._at_once = at_once
+        self._full = min(at_once, most)
         self._without_room: deque[InHand] = deque()
         self._waiting: list[InHand] = []
         self._some = anyio.Event()
@@ -195,6 +196,8 @@ class Finisher:
         while self._waiting:
             # Let further calls end first: a larger batch costs less a message.
             for _ in range(GATHERING):
+                if len(self._waiting) >= self._full:
+                    break
                 await anyio.lowlevel.checkpoint()
             batch, self._waiting = self._waiting, []
             await self._take(batch)
