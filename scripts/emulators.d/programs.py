@@ -11,6 +11,7 @@ from pathlib import Path
 
 KEY = "test"
 """The access key and secret of the emulators."""
+_TABLES = Path(__file__).parent / "tables.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,10 @@ def emulators(venv: Path) -> list[Emulator]:
         Emulator(
             "ministack",
             dict.fromkeys(("DYNAMODB", "STEPFUNCTIONS", "KMS"), "http://localhost:{port}"),
-            lambda port, _: [str(_find_program(venv, "bin/ministack"))],
+            lambda port, _: [
+                str(_find_program(venv, "bin/ministack").with_name("python")),
+                str(_TABLES),
+            ],
             lambda port: _get(port, "/_ministack/ready"),
             # Its Step Functions send into queues of its own.
             {

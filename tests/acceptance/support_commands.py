@@ -6,6 +6,7 @@ Each command is a process with an environment, standard streams and an exit code
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -49,6 +50,7 @@ class Forks:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[its_own.fileno()],
             )
+        atexit.register(self._end)
 
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], given: str, seconds: float
@@ -74,6 +76,10 @@ class Forks:
                     os.kill(pid, signal.SIGKILL)
                     raise subprocess.TimeoutExpired(request[1], seconds) from None
             return subprocess.CompletedProcess(request[1], code, _whole(out), _whole(err))
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._program.wait()
 
 
 @cache
@@ -117,7 +123,8 @@ def _wait_for_request(requests: socket.socket) -> Request:
         else:
             os.write(handed[3], b"%d\n" % pid)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            os.write(handed[3], b"%d\n" % code)
+            with suppress(OSError):  # nobody waits for a command that took too long
+                os.write(handed[3], b"%d\n" % code)
         for descriptor in handed:
             os.close(descriptor)
         if pid == 0:

@@ -113,10 +113,11 @@ def test_what_cannot_be_started_is_named_and_ends_a_run_of_ci(
 
 
 def test_an_emulator_that_ends_at_once_is_named_with_its_last_words(tmp_path: Path) -> None:
-    program = tmp_path / "bin" / "ministack"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho no room\nexit 3\n")
-    program.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    for name in ("ministack", "python"):
+        program = tmp_path / "bin" / name
+        program.write_text("#!/bin/sh\necho no room\nexit 3\n")
+        program.chmod(0o755)
     ran = subprocess.run(
         [sys.executable, PROGRAM, tmp_path, "hold", "DYNAMODB"],
         stdin=subprocess.DEVNULL,
