@@ -347,7 +347,7 @@ async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api:
 
 async def test_a_store_that_refuses_one_body_alone_keeps_others(api: Api) -> None:
     gateway, handler, delivery = await work_unkept(api, UNKEPT[0])
-    unkept = cast(Any, handler._blobs)
+    unkept = cast(Any, handler._blobs)._blobs
     with pytest.raises(ResultLost):
         await handler.handle(delivery, calm)
     await api.clock.advance(FIRST_PAUSE)
