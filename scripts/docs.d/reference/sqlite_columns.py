@@ -46,7 +46,7 @@ WRITER, READER = "writer", "reader"
 PRAGMAS: tuple[tuple[str, str, str], ...] = (
     ("journal_mode", WRITER, "readers never wait for the writer"),
     ("synchronous", WRITER, "1, NORMAL: a flush at each checkpoint instead of each commit"),
-    ("wal_autocheckpoint", WRITER, "pages after which the log is written back, about 8 MB"),
+    ("wal_autocheckpoint", WRITER, "never on the loop's thread; from 2000 pages on its own"),
     ("journal_size_limit", WRITER, "bytes to which a log that has grown shrinks again"),
     ("cache_size", WRITER, "bounded memory; a negative number is KiB"),
     ("application_id", WRITER, "marks a file of Conveyor 0.1.0 or later"),
