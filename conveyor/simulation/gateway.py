@@ -366,15 +366,22 @@ class SimulatedCall:
                 _THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, burns_attempt=False
             )
         if (refusal := service.hosts.tell(self._url)) is not None:
-            left = refusal.seconds or 0.0
-            failed = ScrapeFailed(
-                _THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, retry_after=left
-            )
-            failed.refusal = refusal
-            raise failed
+            raise _refused(refusal)
         if seconds > self._timeout:
             raise ScrapeFailed(_TIMEOUT, TaskFailure.TIMEOUT, retryable=True)
         return _SUCCESS
 
     async def __aexit__(self, *_error: object) -> None:
         """Do nothing: the body has arrived already."""
+
+
+def _refused(refusal: HostRefusal) -> ScrapeFailed:
+    """Return the verdict on a call that its host refused."""
+    failed = ScrapeFailed(
+        _THROTTLED,
+        TaskFailure.RATE_LIMITED,
+        retryable=True,
+        retry_after=refusal.seconds or 0.0,
+    )
+    failed.refusal = refusal
+    return failed
