@@ -543,8 +543,10 @@ class MessageTurns(HostTurns):
             assert turn.start is not None
             await self._sleep_until(turn.start - LATE)
             if self._clock.monotonic() - pace.seen_at > FRESH:
-                await self._check(pace)
+                await self._see(pace)
             await self._sleep_until(turn.start)
+            if self._clock.monotonic() < pace.closed_until:
+                raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
             start, turn.start = turn.start, None
             if not pace.interval or self._clock.monotonic() <= start + LATE:
                 return
@@ -579,8 +581,8 @@ class MessageTurns(HostTurns):
         await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
         return False
 
-    async def _check(self, pace: HostStarts) -> None:
-        """Raise Postponed if a host was closed meanwhile."""
+    async def _see(self, pace: HostStarts) -> None:
+        """Look whether a host was closed meanwhile."""
         states = (await self._paces.pacing.state(pace.steps)).values()
         pace.seen_at = self._clock.monotonic()
         pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
@@ -588,7 +590,6 @@ class MessageTurns(HostTurns):
         if closed_for > 0:
             pace.closed_until = pace.seen_at + closed_for
             pace.starts.clear()
-            raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
 
     # -- upkeep --
 

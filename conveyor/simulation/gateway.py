@@ -377,11 +377,7 @@ class SimulatedCall:
 
 def _refused(refusal: HostRefusal) -> ScrapeFailed:
     """Return the verdict on a call that its host refused."""
-    failed = ScrapeFailed(
-        _THROTTLED,
-        TaskFailure.RATE_LIMITED,
-        retryable=True,
-        retry_after=refusal.seconds or 0.0,
-    )
+    left = refusal.seconds or 0.0
+    failed = ScrapeFailed(_THROTTLED, TaskFailure.RATE_LIMITED, retryable=True, retry_after=left)
     failed.refusal = refusal
     return failed

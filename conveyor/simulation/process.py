@@ -140,10 +140,9 @@ class _Boot:
         self._services = services
         world = services.world
         store = self._link("store", world.store_latency)
-        permit_latency = world.permit_latency if services.permits.is_ledger else NO_TIME
-        self.permits = SimulatedPermits(
-            services.permits, self._link("permits", permit_latency), reach
-        )
+        ledger = services.permits
+        latency = world.permit_latency if ledger.is_ledger else NO_TIME
+        self.permits = SimulatedPermits(ledger, self._link("permits", latency), reach)
         self.gateway = SimulatedGateway(services.gateway, self._link("gateway", NO_TIME))
         ports = WorkerPorts(
             jobs=SimulatedJobs(services.store, store),
@@ -152,9 +151,7 @@ class _Boot:
             blobs=SimulatedBlobs(services.blobs, self._link("blobs", NO_TIME)),
             queues=SimulatedQueues(services.queues, self._link("queues", world.queue_latency)),
             permits=self.permits,
-            pacing=SimulatedPacing(
-                services.permits, self._link("pacing", world.permit_latency), reach
-            ),
+            pacing=SimulatedPacing(ledger, self._link("pacing", world.permit_latency), reach),
             signals=LocalSignals(),
             gateway=self.gateway,
             sealer=KeySealer([SECRET]),

@@ -245,28 +245,28 @@ def measure(
         granted_over=max(permits.most_over, 0),
         permit_calls=permits.calls,
         receive_calls=queues.calls,
-        gateway_calls=gateway.calls,
-        throttled=gateway.throttled,
-        unreached=gateway.unreached,
-        abandoned=gateway.abandoned,
         fenced=fleet.counted("fenced"),
         peaks=_peaks(fleet),
-        **_of_hosts(scenario, fleet),
-        most_received=queues.most_received,
+        **_of_calls(scenario, fleet),
         lanes=tuple(len(worker.serving()) for worker in fleet.workers),
         finished_at=tuple(finished_at),
         events=fleet.trace.events,
     )
 
 
-def _of_hosts(scenario: Scenario, fleet: SimulatedFleet) -> dict[str, Any]:
-    """Compute the figures of hosts, by their names in a report."""
-    hosts = fleet.gateway.hosts
+def _of_calls(scenario: Scenario, fleet: SimulatedFleet) -> dict[str, Any]:
+    """Compute the figures of the gateway and of hosts, by their names in a report."""
+    gateway, hosts = fleet.gateway, fleet.gateway.hosts
     return {
+        "gateway_calls": gateway.calls,
+        "throttled": gateway.throttled,
+        "unreached": gateway.unreached,
+        "abandoned": gateway.abandoned,
         "host_peak": hosts.peak,
         "host_starts": hosts.most_starts,
         "host_use": hosts.use(scenario.host_limit, scenario.host_rate),
         "uninvited": hosts.uninvited,
+        "most_received": fleet.queues.most_received,
     }
 
 
