@@ -48,8 +48,6 @@ class HostAnswers:
 
     async def admit(self, job: Job, request: ScrapeRequest) -> None:
         """Raise ScrapeFailed for a request that robots.txt does not allow, or not now."""
-        if not request.heeds_robots:
-            return
         if self._robots is None:
             raise _robots_unread()
         delay = await self._robots.admit(request)
@@ -63,28 +61,12 @@ class HostAnswers:
             await self._paced(job, failure.delay)
         if failure.refusal is None:
             return
-        pause = await self._refused(job, failure.refusal, began)
+        pause = await self.refused(job, failure.refusal, began)
         if pause is not None:
             failure.burns_attempt = False
             failure.retry_after = max(failure.retry_after, pause + SPREAD * self._clock.random())
 
-    async def served(
-        self,
-        job: Job,
-        refusal: HostRefusal | None,
-        request: ScrapeRequest,
-        began: float,
-        *,
-        is_lowered: bool,
-    ) -> None:
-        """Take in what the host of a result has said, which may be a refusal: else its ceiling
-        grows by one, if it was lowered."""
-        if refusal is not None:
-            await self._refused(job, refusal, began)
-        elif is_lowered:
-            await self._lift(job, request.url)
-
-    async def _refused(self, job: Job, refusal: HostRefusal, began: float) -> float | None:
+    async def refused(self, job: Job, refusal: HostRefusal, began: float) -> float | None:
         """Close a host that refused a call, or lower its ceiling if it did not say for how long;
         one that has none, or the lowest, is closed for a backoff. Return the seconds for which it
         is closed, None where no policy holds."""
@@ -104,7 +86,7 @@ class HostAnswers:
             log_failure(_log, "the fleet was not told that a host refuses calls", error)
         return seconds
 
-    async def _lift(self, job: Job, url: str) -> None:
+    async def served(self, job: Job, url: str) -> None:
         """Let the lowered ceiling of a host that answered grow by one."""
         host = host_and_port(url)
         try:

@@ -528,7 +528,7 @@ class TaskHandler(StagedHandler):
         )
         if self._outages.awaits_answer:
             self._outages.admit()
-        if self._hosts is not None:
+        if self._hosts is not None and request.heeds_robots:
             await self._hosts.admit(job, request)
         await self._turns.come(task.run_id, task.task_id, task.spec.url)
         began, outcome = self._clock.monotonic(), "failed"
@@ -543,9 +543,10 @@ class TaskHandler(StagedHandler):
                 else:
                     size = await self._put(held, content)
             outcome = "successful"
-            if self._hosts is not None:
-                lowered = self._turns.is_lowered(task.run_id, task.task_id)
-                await self._hosts.served(job, success.refusal, request, began, is_lowered=lowered)
+            if self._hosts is not None and success.refusal is not None:
+                await self._hosts.refused(job, success.refusal, began)
+            elif self._hosts is not None and self._turns.is_lowered(task.run_id, task.task_id):
+                await self._hosts.served(job, request.url)
         except (ScrapeFailed, ConveyorError):
             raise
         except Exception as error:
