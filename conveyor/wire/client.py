@@ -140,10 +140,7 @@ class HttpClient:
         second. Raises TransportError, and nothing else, whatever the URL.
         """
         origin, target = split_url(url)
-        apart = body if body is not None and len(body) > APART else b""
-        request = write_request(
-            method, target, origin.authority, headers, body, head_only=bool(apart)
-        )
+        request, apart = _written(method, target, origin, headers, body)
         opened = self._opened or self._open()
         deadline = opened.loop.time() + timeout
         first_byte = self._options.first_byte
@@ -158,10 +155,8 @@ class HttpClient:
                 raise TransportError(connection.error.trouble, sent=sent)
             is_kept = connection.idle_since is not None
             sent += 1
-            answer_by = None if first_byte is None else opened.loop.time() + first_byte
-            awaited = connection.begin(
-                request, method, deadline=deadline, answer_by=answer_by, body=apart
-            )
+            by = None if first_byte is None else opened.loop.time() + first_byte
+            awaited = connection.begin(request, method, deadline=deadline, answer_by=by, body=apart)
             try:
                 reader = await awaited
                 return Answer(connection, reader, self._options.ragged_end, sent)
@@ -243,6 +238,15 @@ class HttpClient:
         )
         self._opened = opened
         return opened
+
+
+def _written(
+    method: str, target: str, origin: Origin, headers: Mapping[str, str], body: bytes | None
+) -> tuple[bytes, bytes]:
+    """Write a request; return it, and the body where that is long enough to go behind it."""
+    apart = body if body is not None and len(body) > APART else b""
+    written = write_request(method, target, origin.authority, headers, body, head_only=bool(apart))
+    return written, apart
 
 
 def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:
