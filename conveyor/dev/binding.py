@@ -172,14 +172,7 @@ async def open_binding(
     async with AsyncExitStack() as opened:
         opened.callback(directory.close)
         try:
-            if moved is not None:
-                _keep(moved, directory)
-                opened.callback(_save_last, moved)
-            elif directory.clock.exists():
-                _log.warning(
-                    "the server before this one was on a clock that is moved by hand (--clock "
-                    "manual): what it wrote may be of another time than the present"
-                )
+            _take_up_clock(moved, directory, opened)
             work = None if moved is None else moved.work
             store, blobs, calls = await _open_contents(
                 directory, clock, older_secrets, opened, work=work, daily_tasks=options.daily_tasks
@@ -201,6 +194,20 @@ async def open_binding(
     clear = _clearing(store, blobs, callbacks, memory)
     fill = _filling(store, blobs, memory, clock)
     return DevBinding(ports, directory, store, queues, callbacks, clear, fill)
+
+
+def _take_up_clock(
+    moved: KeptClock | None, directory: DataDirectory, opened: AsyncExitStack
+) -> None:
+    """Go on from where the directory kept a clock that is moved by hand, and keep it at the end."""
+    if moved is not None:
+        _keep(moved, directory)
+        opened.callback(_save_last, moved)
+    elif directory.clock.exists():
+        _log.warning(
+            "the server before this one was on a clock that is moved by hand (--clock "
+            "manual): what it wrote may be of another time than the present"
+        )
 
 
 def _clearing(
