@@ -321,7 +321,7 @@ class FailuresReply(msgspec.Struct, frozen=True):
 
 
 class HostReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run does to one host; `closed_until` is RFC 3339 text."""
+    """The work of a run at one host; `closed_until` is RFC 3339 text."""
 
     host: str
     pending: int

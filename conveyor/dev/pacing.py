@@ -49,7 +49,7 @@ class _Host:
 
 
 class MemoryPacing(Pacing):
-    """What is known of each host, by name. Hosts that are idle are forgotten now and then. One that
+    """The state of each host, by name. Hosts that are idle are forgotten now and then. One that
     may have lost bookings books nothing for `closed_for` seconds."""
 
     def __init__(self, clock: Clock, *, closed_for: float = 0.0) -> None:

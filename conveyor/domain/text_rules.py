@@ -16,7 +16,7 @@ import msgspec
 from conveyor.domain.errors import InvalidTaskReason
 
 MASK = "***"
-"""What stands where a secret was taken out."""
+"""Stands where a secret was taken out."""
 
 
 def rfc3339(milliseconds: int) -> str:

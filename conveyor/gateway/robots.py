@@ -72,7 +72,7 @@ _log = logging.getLogger("conveyor.hosts")
 
 
 class _File(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was found at a robots.txt. An empty text allows everything."""
+    """The answer to a request for a robots.txt. An empty text allows everything."""
 
     text: str = ""
     is_closed: bool = False

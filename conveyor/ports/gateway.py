@@ -191,7 +191,7 @@ class Gateway(Protocol):
 
 
 class Robots(Protocol):
-    """What robots.txt says of requests that heed it."""
+    """The rules of robots.txt for requests that heed it."""
 
     async def admit(self, request: ScrapeRequest) -> HostDelay | None:
         """Return once a request is known to be allowed, with the delay that its host asks for

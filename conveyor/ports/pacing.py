@@ -30,7 +30,7 @@ class Booking(msgspec.Struct, frozen=True):
 
 
 class HostState(msgspec.Struct, frozen=True):
-    """What a host has said: closed for so many seconds more, with a `ceiling` on its calls in
+    """The word of a host: closed for so many seconds more, with a `ceiling` on its calls in
     flight; 0 for none."""
 
     closed_for: float = 0.0

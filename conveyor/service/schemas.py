@@ -580,7 +580,7 @@ class FailuresBody(Struct, frozen=True):
 
 
 class HostBody(Struct, frozen=True, kw_only=True):
-    """What a run does to one host: its own tasks, and the limits on all calls of its caller there.
+    """A run at one host: its own tasks, and the limits on all calls of its caller there.
     What the host has said holds over all runs."""
 
     host: Annotated[str, _text("Name and port.")]

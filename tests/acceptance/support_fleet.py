@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from conveyor.testing.fleet import FleetServices, FleetSize, RoleFleet, Trouble
+from tests.acceptance.support_bindings import FLEET
+from tests.acceptance.support_boot import boot
 from tests.conformance.emulators import PREFIX, address
 
 APIS, WORKERS = 2, 4
@@ -68,6 +70,46 @@ def fleet(
         ) as running,
     ):
         yield running
+
+
+@contextmanager
+def direct_fleet(
+    directory: Path,
+    *,
+    workers: int,
+    trouble: Trouble = lambda _role, _number: (),
+    **settings: object,
+) -> Iterator[RoleFleet]:
+    """A fleet with one API, whose gateway fetches sites of this machine by itself. `settings` are
+    fields of Settings, `trouble` as Fleet takes it."""
+    chosen: dict[str, Any] = {"log_level": "warning", "discovery_interval": 2, **settings}
+    with RoleFleet(
+        services(),
+        gateway="direct",
+        directory=directory,
+        inherited=os.environ,
+        size=FleetSize(apis=1, workers=workers),
+        trouble=trouble,
+        allow_private=True,
+        **chosen,
+    ) as running:
+        yield running
+
+
+@contextmanager
+def serving_direct(
+    binding: str, directory: Path, *, workers: int, **settings: object
+) -> Iterator[tuple[str, str]]:
+    """A development server, or a fleet of so many workers, that fetches sites of this machine by
+    itself: its API, and the address of a worker's metrics."""
+    if binding != FLEET:
+        flags = ("--gateway", "direct", "--allow-private")
+        with boot(directory, *flags, **settings) as server:
+            yield server.api, server.api.removesuffix("/v1")
+        return
+    chosen: dict[str, Any] = settings
+    with direct_fleet(directory, workers=workers, **chosen) as running:
+        yield running.api, str(running.workers[0].info.metrics)
 
 
 _NAMES = ("dynamodb", "sqs", "s3", "stepfunctions", "redis")

@@ -152,7 +152,7 @@ def test_another_secret_than_that_of_the_records_is_named(tmp_path: Path) -> Non
 
 
 def refusal(data_dir: Path, **settings: str) -> str:
-    """What keeps a server from starting."""
+    """One thing that keeps a server from starting."""
     with pytest.raises(ConveyorError) as caught, conveyor_server(data_dir, **settings):
         pass
     return caught.value.detail.removeprefix(f"{data_dir}: ")

@@ -1,10 +1,7 @@
-"""What a host says to one worker holds for the whole fleet: when it refuses, and in robots.txt."""
+"""The word of a host to one worker holds for the whole fleet: a refusal, and its robots.txt."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
@@ -12,11 +9,8 @@ from time import monotonic
 
 import pytest
 
-from conveyor.testing.fleet import FleetSize, RoleFleet
-from tests.acceptance.support_bindings import FLEET
-from tests.acceptance.support_boot import boot
 from tests.acceptance.support_calls import Caller, Json
-from tests.acceptance.support_fleet import services
+from tests.acceptance.support_fleet import serving_direct
 from tests.acceptance.support_site import in_background
 from tests.acceptance.support_wire import eventually
 
@@ -66,27 +60,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@contextmanager
-def serving(binding: str, directory: Path) -> Iterator[str]:
-    """A server over the direct gateway; the fleet has four workers."""
-    if binding != FLEET:
-        with boot(directory, "--gateway", "direct", "--allow-private", retry_base=0.01) as server:
-            yield server.api
-        return
-    with RoleFleet(
-        services(),
-        gateway="direct",
-        directory=directory,
-        inherited=os.environ,
-        size=FleetSize(apis=1, workers=4),
-        allow_private=True,
-        log_level="warning",
-        discovery_interval=2,
-        retry_base=0.01,
-    ) as fleet:
-        yield fleet.api
-
-
 @pytest.mark.full
 @pytest.mark.extended
 @pytest.mark.slow
@@ -95,7 +68,7 @@ def test_what_a_host_says_holds_for_all_workers(binding: str, tmp_path: Path) ->
     with (
         StrictSite() as site,
         in_background(site),
-        serving(binding, tmp_path / "data") as api,
+        serving_direct(binding, tmp_path / "data", workers=4, retry_base=0.01) as (api, _),
         Caller(api) as caller,
     ):
         polite = {"politeness": {"robots": True, "per_host": 4}, "max_attempts": 1}

@@ -3,16 +3,14 @@ killed, clocks are 30 s apart, and the ledger comes back empty."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from conveyor.testing.fleet import FleetSize, RoleFleet
 from tests.acceptance.support_calls import Caller
-from tests.acceptance.support_fleet import services
+from tests.acceptance.support_fleet import direct_fleet
 from tests.acceptance.support_site import in_background
 from tests.acceptance.support_wire import eventually
 from tests.acceptance.test_host_limits import LoggingSite
@@ -38,16 +36,10 @@ def test_no_site_ever_has_more_than_its_limits(tmp_path: Path) -> None:
         for site in sites:
             stack.enter_context(in_background(site))
         fleet = stack.enter_context(
-            RoleFleet(
-                services(),
-                gateway="direct",
-                directory=tmp_path / "fleet",
-                inherited=os.environ,
-                size=FleetSize(apis=1, workers=4),
+            direct_fleet(
+                tmp_path / "fleet",
+                workers=4,
                 trouble=ahead,
-                allow_private=True,
-                log_level="warning",
-                discovery_interval=2,
                 redis_url=redis.url,
                 host_limit=LIMIT,
                 host_rate=RATE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,11 +11,9 @@ from time import monotonic, sleep
 
 import pytest
 
-from conveyor.testing.fleet import FleetSize, RoleFleet
-from tests.acceptance.support_bindings import FLEET
 from tests.acceptance.support_boot import boot
 from tests.acceptance.support_calls import Caller
-from tests.acceptance.support_fleet import services
+from tests.acceptance.support_fleet import serving_direct
 from tests.acceptance.support_site import in_background
 
 LIMIT, RATE, TASKS = 3, 10, 40
@@ -70,29 +67,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@contextmanager
-def serving(binding: str, directory: Path, hosts: Path) -> Iterator[str]:
-    """A server over the direct gateway; the fleet has two workers."""
-    if binding != FLEET:
-        flags = ("--gateway", "direct", "--allow-private")
-        with boot(directory, *flags, host_limit=LIMIT, hosts=str(hosts)) as server:
-            yield server.api
-        return
-    with RoleFleet(
-        services(),
-        gateway="direct",
-        directory=directory,
-        inherited=os.environ,
-        size=FleetSize(apis=1, workers=2),
-        allow_private=True,
-        log_level="warning",
-        discovery_interval=2,
-        host_limit=LIMIT,
-        hosts=str(hosts),
-    ) as fleet:
-        yield fleet.api
-
-
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -102,7 +76,9 @@ def test_a_site_never_has_more_than_its_limits(binding: str, tmp_path: Path) -> 
     with (
         LoggingSite() as site,
         in_background(site),
-        serving(binding, tmp_path / "data", hosts) as api,
+        serving_direct(
+            binding, tmp_path / "data", workers=2, host_limit=LIMIT, hosts=str(hosts)
+        ) as (api, _),
         Caller(api) as caller,
     ):
         half = [f"{site.origin}/{number}" for number in range(TASKS // 2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,11 +11,8 @@ from time import monotonic
 
 import pytest
 
-from conveyor.testing.fleet import FleetSize, RoleFleet
-from tests.acceptance.support_bindings import FLEET
-from tests.acceptance.support_boot import boot
 from tests.acceptance.support_calls import Caller
-from tests.acceptance.support_fleet import services
+from tests.acceptance.support_fleet import serving_direct
 from tests.acceptance.support_site import in_background
 from tests.acceptance.support_wire import eventually
 from tests.patient import fetched
@@ -72,29 +68,6 @@ def site(*, pauses: bool = False) -> Iterator[PausingSite]:
         yield server
 
 
-@contextmanager
-def serving(binding: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """A server over the direct gateway, with one worker: its API, and the metrics of the worker."""
-    if binding != FLEET:
-        flags = ("--gateway", "direct", "--allow-private")
-        with boot(directory, *flags, retry_base=0.01) as server:
-            yield server.api, server.api.removesuffix("/v1")
-        return
-    with RoleFleet(
-        services(),
-        gateway="direct",
-        directory=directory,
-        inherited=os.environ,
-        size=FleetSize(apis=1, workers=1),
-        allow_private=True,
-        log_level="warning",
-        discovery_interval=2,
-        retry_base=0.01,
-    ) as fleet:
-        [worker] = [one for one in fleet.processes if one.role == "worker"]
-        yield fleet.api, str(worker.info.metrics)
-
-
 def deliveries(metrics: str) -> int:
     """Count the messages that a worker has received."""
     page = fetched(f"{metrics}/metrics").text
@@ -109,7 +82,7 @@ def test_none_of_a_host_is_asked_for_while_it_wants_to_be_left_alone(
     with (
         site(pauses=True) as paused,
         site() as other,
-        serving(binding, tmp_path) as (api, metrics),
+        serving_direct(binding, tmp_path, workers=1, retry_base=0.01) as (api, metrics),
         Caller(api) as caller,
     ):
         first = caller.submit(f"{paused.origin}/refused")

@@ -1,4 +1,4 @@
-"""What a host is, and which limits hold for it."""
+"""The spelling of hosts, and the limits that hold for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run does to each host, over HTTP."""
+"""The work of a run at each host, over HTTP."""
 
 from __future__ import annotations
 
