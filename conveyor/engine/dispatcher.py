@@ -268,12 +268,15 @@ class Dispatcher:
             self._note_pause()
         async with anyio.create_task_group() as outer:
             outer.start_soon(self._ring_timers)
-            async with anyio.create_task_group() as workers:
-                self._workers = workers
-                outer.start_soon(self._cut_off, workers, grace)
-                for _ in range(self._slots + CONTROL_SLOTS):
-                    workers.start_soon(self._slot)
-            self._workers = None
+            try:
+                async with anyio.create_task_group() as workers:
+                    self._workers = workers
+                    outer.start_soon(self._cut_off, workers, grace)
+                    for _ in range(self._slots + CONTROL_SLOTS):
+                        workers.start_soon(self._slot)
+            finally:
+                # Answers are settled after this, also where the whole dispatcher is cancelled.
+                self._workers = None
             outer.cancel_scope.cancel()
 
     def stop(self) -> None:
@@ -463,7 +466,7 @@ class Dispatcher:
         """Receive and claim beside the slots what they will soon need, many at a time."""
         if not self._pace.claims_ahead or len(self._ready) > self._pace.low:
             return
-        if self._outages.is_shut or self._begins_nothing:
+        if self._outages.is_shut or self._begins_nothing or self._workers is None:
             return
         now = self._clock.monotonic()
         ahead = self._pace.allowance(now)

@@ -14,6 +14,7 @@ import conveyor.testing
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.testing.local_server import ConveyorServer
 from tests.acceptance.support_cli import QUIET_PYTEST
+from tests.acceptance.support_wire import eventually
 from tests.acceptance.test_recording import echo_site
 from tests.patient import SECONDS
 
@@ -179,7 +180,7 @@ def test_a_marker_names_the_recording(server: ConveyorServer, tmp_path: Path) ->
 def test_callbacks_are_listed_without_their_tokens(server: ConveyorServer) -> None:
     token = "a-token-of-a-state-machine"
     worked(server, server.url("a"), server.url("b"), callback={"task_token": token})
-    [told] = server.callbacks
+    [told] = eventually(lambda: server.callbacks or None, "a callback")
     assert (told.succeeded, told.error) == (True, None)
     assert told.task_token == server.gateway.digest(token)
     assert told.output["stats"]["successful"] == 2

@@ -20,6 +20,8 @@ from tests.conformance.scheduled_jobs import fire, moved, read_job, schedule_job
 from tests.conformance.test_dispatchable import named
 from tests.conformance.world import CALLER, CLAIM_LENGTH, MAX_INTERRUPTIONS, PROBLEM, World
 
+HOST = "shop.example:443"
+
 Steps = Callable[[World], AsyncIterator[set[str]]]
 
 
@@ -43,7 +45,7 @@ READS = {
         "task_history",
         "unfinished_after",
     ),
-    "failure_groups",
+    *("failure_groups", "task_hosts"),
     *("due_schedules", "list_schedules", "list_fires"),
 }
 
@@ -220,6 +222,21 @@ async def resume(world: World) -> AsyncIterator[set[str]]:
     await world.store.runs.pause_run(CALLER, job_id, paused=True, now=world.now)
     yield {run_id}
     await world.store.runs.pause_run(CALLER, job_id, paused=False, now=world.now)
+
+
+@case("add_hosts")
+async def name_a_host(world: World) -> AsyncIterator[set[str]]:
+    _, run_id = await world.submit(1)
+    yield {run_id}
+    await world.store.runs.add_hosts(run_id, [HOST], now=world.now)
+
+
+@case("add_hosts")
+async def name_a_host_again(world: World) -> AsyncIterator[set[str]]:
+    _, run_id = await world.submit(1)
+    await world.store.runs.add_hosts(run_id, [HOST], now=world.now)
+    yield set()
+    await world.store.runs.add_hosts(run_id, [HOST], now=world.now)
 
 
 @case("fail_run")

@@ -166,7 +166,7 @@ async def test_a_silent_worker_is_kept_for_a_while_and_then_goes(bench: Bench) -
 
 
 async def test_the_largest_reports_of_many_workers_are_kept(bench: Bench) -> None:
-    lanes = tuple(LaneReport(run_id=f"{number:026}", in_flight=9) for number in range(800))
+    lanes = tuple(LaneReport(run_id=f"{number:026}", in_flight=9) for number in range(790))
     report = bench.report("0", *lanes)
     assert 0.9 * MOST_BYTES < len(encode_report(report)) <= MOST_BYTES
     for number in range(40):
