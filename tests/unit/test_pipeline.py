@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -499,6 +500,23 @@ async def test_a_stop_settles_the_answers_that_keep_their_slots(
         assert not world.dispatcher.has_work
         assert not world.dispatcher.unsettled
     assert world.granted("a") == 0
+
+
+async def test_a_loop_that_is_cancelled_settles_its_answers_and_begins_nothing() -> None:
+    world, work = staged_world(0.01)
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(world.dispatcher.run, grace=1.0))
+        await world.submit("a", 2_000)
+        await world.clock.advance(0.5)
+        work.settling = 0.05
+        await world.clock.advance(0.5)
+        called = len(work.began_at)
+        assert work.unsettled > 0
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await world.clock.advance(5.0)
+    assert work.unsettled == 0
+    assert len(work.began_at) == called
 
 
 async def test_answers_in_hand_are_counted_until_they_are_settled() -> None:
