@@ -189,6 +189,36 @@ async def test_readers_cannot_write(store: SqliteStore) -> None:
 
 
 @pytest.mark.guarantee("G7")
+async def test_a_store_with_an_upload_is_not_filled(store: SqliteStore, tmp_path: Path) -> None:
+    source = await open_store(tmp_path / "source.db", now=0)
+    await source.aclose()
+    await store.database.write(
+        lambda writer: writer.execute("INSERT INTO job_inputs VALUES ('I', 9, 5, '{}')")
+    )
+    for refused in (store.check_empty(), store.fill(source.path)):
+        with pytest.raises(ConveyorError, match="there are uploads already"):
+            await refused
+
+
+async def test_filling_a_store_removes_no_row(store: SqliteStore, tmp_path: Path) -> None:
+    """Answers to idempotency keys outlive what was made, and a sweep may be under way."""
+    source = await open_store(tmp_path / "source.db", now=0)
+    for filled, scope, lapses_at in ((store, "own", 1), (source, "other", 2)):
+        await filled.database.write(
+            lambda writer, scope=scope: writer.execute(INSERT_KEY, (scope,))
+        )
+        await filled.database.write(
+            lambda writer, at=lapses_at: writer.execute("INSERT INTO sweeps VALUES (1, ?)", (at,))
+        )
+    await source.aclose()
+    await store.fill(source.path)
+    assert sorted(await scopes(store)) == ["other", "own"]
+    sweeps = await store.database.read(
+        lambda reader: reader.execute("SELECT lapses_at FROM sweeps").fetchall()
+    )
+    assert sweeps == [(1,)]
+
+
 async def test_everything_is_there_after_a_restart(path: Path) -> None:
     clock = FakeClock()
     store = await open_store(path, now=clock.now())

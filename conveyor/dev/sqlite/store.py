@@ -146,11 +146,12 @@ class SqliteStore:
 
     async def fill(self, source: Path) -> None:
         """Take over all rows of another file of the same schema, but those of secrets and signing
-        keys. Raises ConveyorError(conflict) where there are jobs, runs or deliveries already."""
+        keys; no row is removed. Raises ConveyorError(conflict) where there is data already."""
         await self.database.write(lambda connection: _fill(connection, source))
 
     async def check_empty(self) -> None:
-        """Raise ConveyorError(conflict) where there are jobs, runs or deliveries."""
+        """Raise ConveyorError(conflict) where there are jobs, runs, deliveries, exports or
+        uploads."""
         await self.database.read(_check_empty)
 
     async def known_runs(self) -> set[str]:
@@ -244,22 +245,34 @@ def _clear(connection: sqlite3.Connection) -> None:
         connection.execute(f"DELETE FROM {table}")
 
 
+_DATA = {
+    "jobs": "jobs",
+    "runs": "runs",
+    "deliveries": "deliveries",
+    "exports": "exports",
+    "job_inputs": "uploads",
+}
+"""The tables of what a caller may still ask for, and its name."""
+
+
 def _check_empty(connection: sqlite3.Connection) -> None:
-    for table in ("jobs", "runs", "deliveries"):
+    for table, name in _DATA.items():
         if connection.execute(f"SELECT EXISTS (SELECT 1 FROM {table})").fetchone() != (0,):
-            raise ConveyorError(ErrorCode.CONFLICT, f"there are {table} already")
+            raise ConveyorError(ErrorCode.CONFLICT, f"there are {name} already")
 
 
 def _fill(connection: sqlite3.Connection, source: Path) -> None:
+    """Add the rows of another file. What is left here of data that is gone, such as answers to
+    idempotency keys, stays, but for a row with the same key."""
     _check_empty(connection)
-    _clear(connection)
     with closing(open_unchanged(source)) as other:
-        for table in _tables(connection):
+        for table in (name for name in _tables(connection) if name != "sweeps"):
             listed = connection.execute(f"PRAGMA table_info({table})").fetchall()
             names = ", ".join(column[1] for column in listed)
             marks = ", ".join("?" for _ in listed)
             rows = other.execute(f"SELECT {names} FROM {table}")
-            connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
+            insert = f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"
+            connection.executemany(insert, rows)
 
 
 def _opens(secrets: Sequence[bytes], connection: sqlite3.Connection, job_id: str) -> bool:
