@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.dev.sqlite import SqliteStore, database, open_store
+from conveyor.domain.errors import ConveyorError
 
 INSERT = (
     "INSERT INTO idempotency_keys (scope, fingerprint, created_id, lapses_at, expires_at) "
@@ -100,3 +101,24 @@ async def test_the_log_is_checkpointed_now_and_then(
     for number in range(50, 500):
         await write(store, 2 * number)
     assert store.wal_size() < 200 * one
+
+
+async def test_after_a_lock_that_is_gone_a_batch_on_the_loop_says_so(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later lock is waited for, and told, as the first one was."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT", 0.04)
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        for number in range(2):
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(ConveyorError, match="another program has locked"):
+                await write(store, 4 * number)
+            assert store.database._writes._attempts == 1
+            other.execute("ROLLBACK")
+            assert await write(store, 4 * number + 2)
+            assert store.database._writes._attempts > 1
+    assert caplog.messages == 2 * [
+        "another program has locked conveyor.db: writes wait for it",
+        "conveyor.db is free again",
+    ]

@@ -462,11 +462,15 @@ class _Lane:
                 if busy:
                     self._attempts = 1
                 return [_Raised(translated(error))] * len(group)
-            if self._locked:
-                self._locked = False
-                self._attempts = _SLICES
-                _log.info("conveyor.db is free again")
+            self._note_success()
             return results
+
+    def _note_success(self) -> None:
+        """Let the next group wait its whole time for a lock again."""
+        if self._locked:
+            self._locked = False
+            self._attempts = _SLICES
+            _log.info("conveyor.db is free again")
 
     def _guarded(
         self, execute: _Execute, group: list[_Queued], connection: sqlite3.Connection
@@ -529,6 +533,8 @@ class _WriteLane(_Lane):
             if is_busy(error):
                 return False
             results = [_Raised(translated(error))]
+        else:
+            self._note_success()
         self._here_in_a_row += 1
         self._done([queued], results)
         return True
