@@ -162,16 +162,24 @@ class SeedGateway(FakeGateway):
         return super().scrape(msgspec.structs.replace(request, url=scripted))
 
 
-def plant(seed: Seed, settings: Settings, api_key: str, *, clock: ClockChoice) -> None:
+def plant(
+    seed: Seed,
+    settings: Settings,
+    api_key: str,
+    *,
+    clock: ClockChoice,
+    scratch: Path | None = None,
+) -> None:
     """Fill the data directory of the settings, which must be empty; the jobs are those of an API
-    key. A server on a clock that is moved goes on from the seed's last instant.
+    key. A server on a clock that is moved goes on from the seed's last instant. It is played in a
+    folder below `scratch`, or else where temporary files belong.
 
     Raises ConveyorError, and leaves the directory as it was.
     """
     _check_gateway(settings)
     directory = Path(settings.data_dir)
     check_empty(directory)
-    with tempfile.TemporaryDirectory(prefix="conveyor-seed-") as folder:
+    with tempfile.TemporaryDirectory(prefix="conveyor-seed-", dir=scratch) as folder:
         file = Path(folder) / "copy.tar"
         try:
             anyio.run(_play, seed, _own_settings(settings, Path(folder) / "data"), api_key, file)
@@ -184,7 +192,9 @@ def plant(seed: Seed, settings: Settings, api_key: str, *, clock: ClockChoice) -
 
 async def plant_apart(settings: Settings, api_key: str) -> None:
     """Fill a data directory with the demo, in a process of its own: it takes all of a processor.
-    Raises ConveyorError."""
+
+    It plays beside the directory, so that whoever made the folder around that removes what a
+    process that was ended leaves. Raises ConveyorError."""
     _check_gateway(settings)
     await to_process.run_sync(_plant_demo, settings, api_key, cancellable=True)
 
@@ -192,7 +202,8 @@ async def plant_apart(settings: Settings, api_key: str) -> None:
 def _plant_demo(settings: Settings, api_key: str) -> None:
     # Ctrl-C is for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plant(read_seed(DEMO), settings, api_key, clock=SYSTEM)
+    beside = Path(settings.data_dir).parent
+    plant(read_seed(DEMO), settings, api_key, clock=SYSTEM, scratch=beside)
 
 
 def _check_gateway(settings: Settings) -> None:

@@ -15,13 +15,14 @@ import httpx
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.demo.seeds import DEMO, plant, read_seed
+from conveyor.demo.seeds import DEMO, plant, plant_apart, read_seed
 from conveyor.dev.binding import open_binding
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import TaskFailure
 from conveyor.roles.dev import SYSTEM, ClockChoice
 from conveyor.settings import load
 from conveyor.testing.process import ServerProcess
+from tests.disk import files_below
 from tests.patient import SECONDS
 
 FILE = """
@@ -156,6 +157,25 @@ def test_an_empty_server_takes_over_what_was_seeded_elsewhere(tmp_path: Path) ->
     anyio.run(_filled, other, seeded)
     shutil.copy(seeded / "clock", other)
     assert _served(other)[0] == _served(seeded)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_play_that_is_ended_leaves_nothing_beyond_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, folder = tmp_path / "tmp", tmp_path / "folder"
+    temporary.mkdir()
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    settings = load({}, data_dir=str(folder / "data"), gateway="fake", secret=SECRET)
+    async with anyio.create_task_group() as group:
+        group.start_soon(plant_apart, settings, "local")
+        with anyio.fail_after(SECONDS):
+            while not any(files_below(tmp_path, "conveyor.db")):
+                await anyio.sleep(0.02)
+        group.cancel_scope.cancel()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow
