@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from conveyor.clock import LAST_INSTANT
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.clock import Clock
@@ -58,7 +59,11 @@ class FileCallbacks(Callbacks):
             except OSError as error:
                 detail = f"{self._path.name} cannot be read: {error.strerror}"
                 raise ConveyorError(ErrorCode.UNAVAILABLE, detail) from None
-        return [_shown(line) for line in lines]
+        shown = [callback for line in lines if (callback := _shown(line)) is not None]
+        if len(shown) < len(lines):
+            damaged = len(lines) - len(shown)
+            _log.warning("%s: left out %d damaged lines", self._path.name, damaged)
+        return shown
 
     async def clear(self) -> None:
         """Empty the file, where there is one."""
@@ -79,10 +84,13 @@ class FileCallbacks(Callbacks):
 
 
 def _write(path: Path, line: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     with open(descriptor, "ab") as file:
         os.fchmod(descriptor, 0o600)
-        file.write(line)
+        # A kill or a full disk may have cut the last line off: this one is not to be joined to it.
+        size = os.fstat(descriptor).st_size
+        is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        file.write(b"\n" + line if is_cut else line)
 
 
 def _last_lines(path: Path) -> Sequence[bytes]:
@@ -93,10 +101,27 @@ def _last_lines(path: Path) -> Sequence[bytes]:
         return ()
 
 
-def _shown(line: bytes) -> SentCallback:
-    kept = msgspec.json.decode(line)
-    token = sha256(kept.pop("task_token").encode("utf-8", "replace")).hexdigest()[:16]
-    return SentCallback(rfc3339(kept.pop("at")), f"sha256:{token}", **kept)
+class _Kept(msgspec.Struct, frozen=True):
+    """A line of the file."""
+
+    at: Annotated[int, msgspec.Meta(ge=0, le=LAST_INSTANT)]
+    task_token: str
+    succeeded: bool
+    output: Any = None
+    error: str | None = None
+    cause: Any = None
+
+
+def _shown(line: bytes) -> SentCallback | None:
+    """Return the callback of a line; None for a damaged one."""
+    try:
+        kept = msgspec.json.decode(line, type=_Kept)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    token = sha256(kept.task_token.encode("utf-8", "replace")).hexdigest()[:16]
+    return SentCallback(
+        rfc3339(kept.at), f"sha256:{token}", kept.succeeded, kept.output, kept.error, kept.cause
+    )
 
 
 def _as_json(text: str) -> Any:

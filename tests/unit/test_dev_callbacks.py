@@ -69,6 +69,31 @@ async def test_the_last_callbacks_are_shown_without_their_tokens(path: Path) -> 
     assert await callbacks.sent() == []
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"at":1,"task_tok',
+        b"[1]\n",
+        b'{"at":1}\n',
+        b'{"at":1e3,"task_token":"t","succeeded":true}\n',
+        b'{"at":999999999999999999,"task_token":"t","succeeded":true}\n',
+        b"\xff\n",
+        b"[" * 100_000,
+    ],
+    ids=range(7),
+)
+async def test_a_damaged_line_hides_no_other(
+    path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    callbacks = FileCallbacks(path, FakeClock())
+    await callbacks.send_success(TOKEN, output="1")
+    with path.open("ab") as file:
+        file.write(damaged)
+    await callbacks.send_success(TOKEN, output="2")
+    assert [one.output for one in await callbacks.sent()] == [1, 2]
+    assert caplog.messages == ["callbacks.jsonl: left out 1 damaged lines"]
+
+
 async def test_each_end_is_a_line_that_only_its_owner_may_read(path: Path) -> None:
     clock = FakeClock()
     left_open(path)
