@@ -143,7 +143,7 @@ class Bench:
 
     async def _serve_calls(self, request: Request) -> Response:
         gateway = self._ruled(request)
-        if request.method == "GET":
+        if request.method in ("GET", "HEAD"):
             return json_response(gateway.calls())
         gateway.forget()
         return Response(status_code=204)
@@ -157,7 +157,7 @@ class Bench:
     async def _serve_recording(self, request: Request) -> Response:
         check_developer(request, self._token)
         recording = self._recording
-        if request.method == "GET":
+        if request.method in ("GET", "HEAD"):
             return json_response(recording.recording())
         if request.method == "DELETE":
             return json_response(await recording.end_recording())

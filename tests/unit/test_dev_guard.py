@@ -88,6 +88,21 @@ def test_all_but_the_inbox_wants_the_token(server: ConveyorServer, method: str, 
     assert answer.status_code in (200, 204, 401)
 
 
+def test_a_question_for_the_headers_alone_changes_nothing(
+    server: ConveyorServer, tmp_path: Path
+) -> None:
+    for path in ("/_dev/gateway/recording", "/_dev/gateway/requests"):
+        answer = httpx.request(
+            "HEAD",
+            f"{server.base_url.removesuffix('/v1')}{path}",
+            headers={"Authorization": f"Bearer {server.dev_token}"},
+            json={"record": str(tmp_path / "made")},
+            timeout=SECONDS,
+        )
+        assert answer.status_code == asked(server, "GET", path).status_code
+    assert not (tmp_path / "made").exists()
+
+
 def test_two_names_of_a_host_are_refused(server: ConveyorServer) -> None:
     address = server.base_url.removesuffix("/v1").removeprefix("http://")
     with closing(HTTPConnection(address, timeout=SECONDS)) as connection:
