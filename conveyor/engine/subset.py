@@ -41,6 +41,8 @@ move nothing."""
 READ_TOGETHER = 200_000
 """Reports, and lanes in them, that all workers of a fleet read in a second, at most: some 10 MB.
 Each reads those of all, so a fleet of more than some hundred workers is looked at less often."""
+LONGEST_SPAN = 60.0
+"""Most seconds between two looks at the fleet: beyond it more than READ_TOGETHER are read."""
 SPARE = 2
 """Times that the slots of a subset cover the limit of the job."""
 RANKED = 4
@@ -63,10 +65,12 @@ class SubsetOptions:
 
 
 class _Word(NamedTuple):
-    """The latest report of a worker, and when it was first heard here."""
+    """The latest report of a worker, when it was first heard here, and the latest moment at which
+    it can have been said."""
 
     report: WorkerReport
     heard_at: float
+    said_by: float
 
 
 @dataclass(slots=True)
@@ -123,7 +127,8 @@ class RunSubset:
         """Take in what all workers of the fleet say."""
         before, least_slots = self._others, self._least_slots
         read = len(reports) + sum(len(report.lanes) for report in reports)
-        self._heard_at, self._span = now, len(reports) * read / READ_TOGETHER
+        self._heard_at = now
+        self._span = min(LONGEST_SPAN, len(reports) * read / READ_TOGETHER)
         self._others = self._live(reports, now)
         slots = [self._slots, *(report.slots for report in self._others.values())]
         self._least_slots = max(1, min(slots))
@@ -155,13 +160,15 @@ class RunSubset:
         stopping."""
         if self._excused:
             self._excused = False
-            self._words = {name: word._replace(heard_at=now) for name, word in self._words.items()}
+            self._words = {
+                name: word._replace(heard_at=now, said_by=now) for name, word in self._words.items()
+            }
         named = set()
         for report in reports:
             named.add(report.worker_id)
             known = self._words.get(report.worker_id)
             if known is None or known.report.said_at != report.said_at:
-                self._words[report.worker_id] = _Word(report, now)
+                self._words[report.worker_id] = _Word(report, now, _said_by(report, known, now))
         own = self._words.pop(self._own, None)
         if own is not None:
             self._own_use = own.report.in_use
@@ -169,12 +176,12 @@ class RunSubset:
         self._words = {
             name: word
             for name, word in self._words.items()
-            if name in named or now - word.heard_at < PATIENCE
+            if name in named or now - word.said_by < PATIENCE
         }
         return {
             name: word.report
             for name, word in self._words.items()
-            if now - word.heard_at < PATIENCE and not word.report.stopping
+            if now - word.said_by < PATIENCE and not word.report.stopping
         }
 
     def _look_after(
@@ -327,6 +334,15 @@ def _scores(run_id: str, workers: Iterable[str]) -> list[tuple[int, str]]:
         of_both.update(worker_id.encode())
         scored.append((int.from_bytes(of_both.digest()), worker_id))
     return scored
+
+
+def _said_by(report: WorkerReport, known: _Word | None, now: float) -> float:
+    """Return the latest moment at which a new report can have been said: after a long time without
+    a look it may be an old one. The worker's own clock says how much later than the one before, so
+    that clocks need not agree."""
+    if known is None or now - known.heard_at <= PATIENCE:
+        return now
+    return min(now, known.heard_at + (report.said_at - known.report.said_at) / 1_000)
 
 
 def _attends(lane: LaneReport) -> bool:
