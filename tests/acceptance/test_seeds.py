@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from anyio import to_thread
 
 from conveyor.clock import SystemClock
 from conveyor.demo.seeds import DEMO, plant, plant_apart, read_seed
@@ -22,6 +23,7 @@ from conveyor.domain.model import TaskFailure
 from conveyor.roles.dev import SYSTEM, ClockChoice
 from conveyor.settings import load
 from conveyor.testing.process import ServerProcess
+from tests.acceptance.support_wire import eventually
 from tests.disk import files_below
 from tests.patient import SECONDS
 
@@ -171,11 +173,11 @@ async def test_a_play_that_is_ended_leaves_nothing_beyond_its_folder(
     settings = load({}, data_dir=str(folder / "data"), gateway="fake", secret=SECRET)
     async with anyio.create_task_group() as group:
         group.start_soon(plant_apart, settings, "local")
-        with anyio.fail_after(SECONDS):
-            while not any(files_below(tmp_path, "conveyor.db")):
-                await anyio.sleep(0.02)
+        await to_thread.run_sync(
+            eventually, lambda: next(files_below(tmp_path, "conveyor.db"), None), "it plays"
+        )
         group.cancel_scope.cancel()
-    assert list(temporary.iterdir()) == []
+    assert list(files_below(temporary)) == []
 
 
 @pytest.mark.slow
