@@ -146,6 +146,7 @@ def doctor(as_json: bool, server: str | None, api_key: str | None, **flags: Any)
 
 
 def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
+    from conveyor.bootstrap.host_rules import watched_rules
     from conveyor.client.doctor import Diagnosis, examine_start
     from conveyor.clock import SystemClock
     from conveyor.roles.serving import bound
@@ -153,6 +154,7 @@ def _examined_start(flags: dict[str, Any]) -> Iterator[Diagnosis]:
 
     try:
         settings = from_environment(**flags)
+        watched_rules(settings, SystemClock())
     except InvalidSetting as error:
         yield Diagnosis("settings", unfit(error, flags).message)
         return

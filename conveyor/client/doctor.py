@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -77,7 +78,7 @@ def examine_start(
     may_be_new = not holds_bodies(path / "blobs")
     problem = schema_problem(database, may_be_new=may_be_new)
     yield Diagnosis.of("schema", problem, known)
-    yield _secret(settings, path, database)
+    yield _secret(settings, path, database if problem is None else None)
     yield _clock(path, database, clock.now())
 
 
@@ -90,14 +91,21 @@ def _port(settings: Settings, listening: Listening) -> Diagnosis:
         return Diagnosis("port", error.detail)
 
 
-def _secret(settings: Settings, path: Path, database: Path) -> Diagnosis:
+def _secret(settings: Settings, path: Path, database: Path | None) -> Diagnosis:
+    """Examine whether the records, which can be read unless `database` is None, are of the root
+    secret that a start would use."""
     if settings.secret:
         found = "that of CONVEYOR_SECRET"
         given = [secret_bytes(one) for one in settings.secret.split(",")]
     else:
         found, kept = "that of the directory", kept_secret(path)
         given = [] if kept is None else [kept]
-    return Diagnosis.of("secret", secret_problem(database, given) if given else None, found)
+        if kept is None and os.path.lexists(path / "secret"):
+            # Examined with the directory.
+            return Diagnosis("secret", found=f"{found}, which cannot be read")
+        if kept is None:
+            found = "the first start makes one"
+    return Diagnosis.of("secret", database and secret_problem(database, given), found)
 
 
 def _clock(path: Path, database: Path, now: int) -> Diagnosis:

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from conveyor.dev.sqlite.store import secret_problem
 from conveyor.domain.api_keys import secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
@@ -46,6 +47,8 @@ _OURS = re.compile(
     r"lock|secret(?:\.new)?|conveyor\.db(?:-wal|-shm|-journal)?|blobs|calls(?:\.new)?|clock(?:\.new)?|callbacks\.jsonl"
 )
 """Names of what belongs into a data directory."""
+
+_FILES = [name for name in CONTENTS if "/" not in name]
 
 LEAST_FREE = 100_000_000
 """Bytes of a disk with less room than a server needs to begin to work."""
@@ -136,6 +139,11 @@ def directory_problem(path: Path) -> str | None:
         return f"cannot write to {place}: {_reason(refused)}"
     if place != path.absolute():
         return None
+    for name in _FILES:
+        if (path / name).is_dir():
+            return f"its {name} is a directory"
+    if os.path.lexists(path / "blobs") and not (path / "blobs").is_dir():
+        return "its blobs is not a directory"
     try:
         _look_at_lock(path)
         secret = path / "secret"
@@ -257,6 +265,10 @@ def _stored_secret(path: Path, clock: Clock) -> bytes:
     try:
         descriptor = os.open(file, os.O_RDONLY)
     except FileNotFoundError:
+        # A new one would not open what is there, and would be in the way of the right one.
+        problem = secret_problem(path / "conveyor.db", ())
+        if problem is not None:
+            raise ConveyorError(ErrorCode.CONFLICT, f"{path}: {problem}") from None
         return _make_secret(path, clock)
     with open(descriptor, encoding="ascii", errors="replace") as stream:
         if os.fstat(descriptor).st_mode & 0o077:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.cli.server import _examined_start
 from conveyor.client.doctor import Diagnosis, examine_start
 from conveyor.clock import SystemClock
 from conveyor.dev import directory
+from conveyor.dev.sqlite import schema
 from conveyor.domain.errors import ConveyorError
 from conveyor.roles.serving import bound
 from conveyor.settings import load
@@ -151,6 +154,45 @@ def test_another_secret_than_that_of_the_records_is_named(tmp_path: Path) -> Non
             assert refusal(tmp_path, secret=secret) == said["secret"]
 
 
+def test_a_secret_that_is_gone_is_named(tmp_path: Path) -> None:
+    with conveyor_server(tmp_path) as booted:
+        _submit(booted)
+    (tmp_path / "secret").unlink()
+    said = wrong(tmp_path, clock=SystemClock())
+    assert list(said) == ["secret"]
+    assert "made under another root secret" in said["secret"]
+    assert refusal(tmp_path) == said["secret"]
+    assert not (tmp_path / "secret").exists()
+
+
+@pytest.mark.parametrize("checked", [1 << 28, 0])
+def test_damaged_pages_are_named(used: Path, checked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_CHECKED_WHOLE", checked)
+    with open(used / "conveyor.db", "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        with closing(sqlite3.connect(used / "conveyor.db")) as reader:
+            pages = reader.execute("SELECT rootpage FROM sqlite_schema WHERE type = 'table'")
+            places = [page * 4_096 for (page,) in pages.fetchall()]
+        for place in places:
+            file.seek(place - 4_096)
+            file.write(b"\xff" * min(4_096, size - place + 4_096))
+    said = wrong(used)
+    assert list(said) == ["schema"]
+    assert "conveyor.db" in said["schema"]
+    assert "damaged" in refusal(used)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_file"), [("blobs", True), ("calls", False), ("clock", False), ("secret", False)]
+)
+def test_what_has_another_ones_place_is_named(used: Path, name: str, is_file: bool) -> None:
+    shutil.rmtree(used / name) if (used / name).is_dir() else (used / name).unlink(missing_ok=True)
+    (used / name).touch() if is_file else (used / name).mkdir()
+    said = wrong(used)
+    assert list(said) == ["directory"]
+    assert said["directory"].startswith(f"its {name} is ")
+
+
 def refusal(data_dir: Path, **settings: str) -> str:
     """One thing that keeps a server from starting."""
     with pytest.raises(ConveyorError) as caught, conveyor_server(data_dir, **settings):
@@ -246,6 +288,17 @@ def test_the_command_tells_a_line_each_and_ends_with_one_after_a_fault(tmp_path:
     code, said, errors = doctor(CONVEYOR_WORKERS="many")
     assert (code, errors) == (1, "")
     assert said == "WRONG   settings: CONVEYOR_WORKERS must be a whole number\n"
+
+
+def test_a_file_of_hosts_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONVEYOR_HOSTS", str(tmp_path / "none"))
+    [told] = _examined_start({"data_dir": str(tmp_path)})
+    assert (told.label, told.problem) == (
+        "settings",
+        f"CONVEYOR_HOSTS {tmp_path / 'none'}: cannot be read as text in UTF-8",
+    )
 
 
 @pytest.mark.slow

@@ -100,6 +100,7 @@ async def test_a_root_secret_that_was_lost_is_told(tmp_path: Path) -> None:
     secret.unlink()
     with pytest.raises(ConveyorError, match="another root secret"):
         await _reopen(tmp_path, FakeClock(seed=2), "")
+    assert not secret.exists(), "another one is in nobody's way"
     secret.write_text(kept)
     await _reopen(tmp_path, clock, "")
 

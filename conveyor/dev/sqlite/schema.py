@@ -517,6 +517,10 @@ def open_unchanged(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True)
 
 
+_CHECKED_WHOLE = 256 * 1_024 * 1_024
+"""Bytes of a file that is examined whole, which takes about a second."""
+
+
 def schema_problem(path: Path, *, may_be_new: bool = True) -> str | None:
     """Say why this version cannot use a file, which may be missing if it `may_be_new`; None if it
     can. Changes nothing."""
@@ -527,12 +531,26 @@ def schema_problem(path: Path, *, may_be_new: bool = True) -> str | None:
     try:
         with closing(open_unchanged(path)) as reader:
             check_version(reader, may_be_new=may_be_new)
-            reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if _is_damaged(reader):
+                return "conveyor.db is damaged"
     except ConveyorError as error:
         return error.detail
     except sqlite3.Error as error:
         return f"conveyor.db cannot be read: {error}"
     return None
+
+
+def _is_damaged(reader: sqlite3.Connection) -> bool:
+    """Look through a whole file, unless that takes long; a large one at its tables' first rows.
+    Raises sqlite3.Error."""
+    [(pages,)], [(size,)] = reader.execute("PRAGMA page_count"), reader.execute("PRAGMA page_size")
+    if pages * size <= _CHECKED_WHOLE:
+        return bool(reader.execute("PRAGMA quick_check(1)").fetchone() != ("ok",))
+    for (table,) in reader.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table'"
+    ).fetchall():
+        reader.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()
+    return False
 
 
 def without_records(state: str) -> ConveyorError:

@@ -173,7 +173,7 @@ def _log_of(path: Path) -> Path:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
@@ -200,8 +200,8 @@ def _newest_sealed(connection: sqlite3.Connection) -> str | None:
 def _is_of_another(connection: sqlite3.Connection, secrets: Sequence[bytes]) -> bool:
     """Tell whether jobs or signing keys were made under another secret than the oldest one."""
     newest = _newest_sealed(connection)
-    if newest is None:
-        return False
+    if newest is None or not secrets:
+        return newest is not None
     first = connection.execute("SELECT fingerprint FROM root_secrets ORDER BY number").fetchone()
     if first is None:
         return not _opens(secrets, connection, newest)
@@ -219,7 +219,8 @@ def _other_secret() -> ConveyorError:
 
 def secret_problem(path: Path, secrets: Sequence[bytes]) -> str | None:
     """Say that the records of a file, if it is there, belong to another root secret than these,
-    newest first; None if they do not, or cannot be read. Changes nothing."""
+    newest first, or to one if there are none; None if they do not, or cannot be read. Changes
+    nothing."""
     if not _size(path):
         return None
     with suppress(sqlite3.Error), closing(open_unchanged(path)) as reader:
