@@ -234,31 +234,36 @@ class BodyPacks:
 
 class StoppableWrites(BlobWriter):
     """Writes bodies, and bounds the writes of those that are in hand once the worker stops: each
-    gets LAST_PATIENCE from then on. One that is under way then begins again."""
+    gets LAST_PATIENCE from then on, or from its beginning if that is later. One that is under way
+    then begins again; where it cannot be left at once, only within that time."""
 
     def __init__(self, blobs: BlobWriter, clock: Clock) -> None:
         self._blobs = blobs
         self._clock = clock
         self._under_way: set[anyio.CancelScope] = set()
-        self._is_stopping = False
+        self._stopped_at = math.inf
 
     def stop(self) -> None:
         """Bound all writes from now on."""
-        self._is_stopping = True
+        self._stopped_at = self._clock.monotonic()
         for scope in self._under_way:
             scope.cancel()
 
     async def put(self, key: str, content: Content) -> int:
         if not isinstance(content, bytes):
             return await self._blobs.put(key, content)
-        if not self._is_stopping:
+        began = self._clock.monotonic()
+        if self._stopped_at == math.inf:
             with anyio.CancelScope() as scope:
                 self._under_way.add(scope)
                 try:
                     return await self._blobs.put(key, content)
                 finally:
                     self._under_way.discard(scope)
-        over = partial(self._clock.sleep, LAST_PATIENCE)
+        left = max(began, self._stopped_at) + LAST_PATIENCE - self._clock.monotonic()
+        if left <= 0:
+            raise _given_up()
+        over = partial(self._clock.sleep, left)
         return await put_until(over, partial(self._blobs.put, key, content))
 
     async def delete(self, key: str) -> None:
@@ -270,10 +275,7 @@ async def put_until(over: Callable[[], Awaitable[None]], put: Callable[[], Await
 
     Raises what `put` raises; ConveyorError(unavailable) if it was given up.
     """
-    gave_up = ConveyorError(
-        ErrorCode.UNAVAILABLE, "the store did not answer before the worker stopped"
-    )
-    failure: Exception = gave_up
+    failure: Exception | None = None
     size: int | None = None
     async with anyio.create_task_group() as group:
 
@@ -288,7 +290,11 @@ async def put_until(over: Callable[[], Awaitable[None]], put: Callable[[], Await
             failure = error
         group.cancel_scope.cancel()
     if size is None:
-        if failure is gave_up:
-            _log.warning("a body was not stored before the stop: its call is made again")
-        raise failure
+        raise failure or _given_up()
     return size
+
+
+def _given_up() -> ConveyorError:
+    _log.warning("a body was not stored before the stop: its call is made again")
+    detail = "the store did not answer before the worker stopped"
+    return ConveyorError(ErrorCode.UNAVAILABLE, detail)

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from conveyor.aio.resilience import CircuitBreaker
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.engine.telemetry import Telemetry
-from conveyor.handlers.packs import GATHERING, LAST_PATIENCE, PACKED_MOST, PATIENCE, BodyPacks
+from conveyor.handlers.packs import (
+    GATHERING,
+    LAST_PATIENCE,
+    PACKED_MOST,
+    PATIENCE,
+    BodyPacks,
+    StoppableWrites,
+)
 from conveyor.ports.blobs import BlobWriter, BodyRefused, Content
 from conveyor.records.blob_keys import checked_key, result_key, run_prefix
 from conveyor.records.packed_bodies import (
@@ -291,6 +298,40 @@ async def test_what_a_store_takes_late_after_a_stop_is_stored() -> None:
         await bench.advance(LAST_PATIENCE + 6)
     assert bench.found == {key_of(1): key_of(1)}
     assert bench.breaker.is_closed
+
+
+@pytest.mark.parametrize(("hangs", "puts"), [(LAST_PATIENCE + 13, 1), (LAST_PATIENCE - 3, 2)])
+async def test_a_put_that_cannot_be_left_is_made_again_only_in_time(
+    hangs: float, puts: int
+) -> None:
+    """As boto3 makes it, on a thread."""
+    bench = Bench()
+    tried: list[str] = []
+    ended: list[Exception] = []
+
+    async def put(key: str, content: Content) -> int:
+        tried.append(key)
+        with anyio.CancelScope(shield=True):
+            await bench.clock.sleep(hangs)
+        await anyio.lowlevel.checkpoint()
+        raise away(b"")
+
+    async def store() -> None:
+        try:
+            await writes.put(key_of(1), b"body")
+        except ConveyorError as error:
+            ended.append(error)
+
+    bench.shelf.put = put  # type: ignore[method-assign]
+    writes = StoppableWrites(bench.shelf, bench.clock)
+    async with anyio.create_task_group() as group:
+        group.start_soon(store)
+        await bench.advance(0)
+        writes.stop()
+        await bench.advance(hangs)
+        await bench.advance(hangs)
+        assert len(ended) == 1
+    assert len(tried) == puts
 
 
 @pytest.mark.parametrize("refused", ["the pack", "a body"])
