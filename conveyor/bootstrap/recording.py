@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -22,6 +24,8 @@ WITHHELD = "not recorded: "
 """The beginning of the line of answers that were withheld."""
 CUT_SHORT = "the recording could not be written to its end; a new one is of no use"
 _SHOWN_HOSTS = 10
+
+_log = logging.getLogger("conveyor.recording")
 
 
 class RecordingChoice(msgspec.Struct, frozen=True):
@@ -163,27 +167,57 @@ class RecordedGateway(Gateway, RecordingControl):
     async def _change(self, choice: RecordingChoice) -> None:
         choice.check()
         async with self._turn:
-            # First: it may have the directory that is to be answered from.
-            await self._leave()
+            self._check_idle()
+            ended = self._present
+            if _directory(choice) == _directory(ended.choice):
+                await self._reopen(choice)
+            else:
+                # First: one that is refused leaves all as it was.
+                opened = await self._recorders.open(choice)
+                try:
+                    await self._leave()
+                except BaseException:
+                    await opened.gateway.aclose()
+                    raise
+                self._present = opened
+            if ended is not self._first:
+                _tell(ended.state())
+
+    async def _reopen(self, choice: RecordingChoice) -> None:
+        """Change to another use of the same directory, which the present one has locked. A refused
+        one leaves a replay as it was, but for the answers given."""
+        ended = self._present
+        await self._leave()
+        try:
             self._present = await self._recorders.open(choice)
+        except ConveyorError:
+            if ended is not self._first and ended.replay is not None:
+                self._present = await self._recorders.open(ended.choice)
+            raise
+
+    def _check_idle(self) -> None:
+        if self._present is not self._first and self._calls:
+            text = f"{self._calls} calls are under way: let the runs end first"
+            raise ConveyorError(ErrorCode.CONFLICT, text)
 
     async def end_recording(self) -> RecordingState:
         async with self._turn:
             return await self._leave()
 
     async def _leave(self) -> RecordingState:
+        self._check_idle()
         ended = self._present
         if ended is not self._first:
-            if self._calls:
-                text = f"{self._calls} calls are under way: let the runs end first"
-                raise ConveyorError(ErrorCode.CONFLICT, text)
             self._present = self._first
             await ended.gateway.aclose()
         return ended.state()
 
     async def rewind(self) -> None:
         """Return to the recording of the start, and begin again with its first answers."""
-        await self.end_recording()
+        is_other = self._present is not self._first
+        ended = await self.end_recording()
+        if is_other:
+            _tell(ended)
         if self._first.replay is not None:
             await self._first.replay.rewind()
 
@@ -211,6 +245,17 @@ async def open_recorded(
     choice.check()
     recorders = _Recorders(open_gateway, clock, work)
     return RecordedGateway(recorders, await recorders.open(choice))
+
+
+def _directory(choice: RecordingChoice) -> str:
+    named = choice.record or choice.replay
+    return os.path.realpath(named) if named else ""
+
+
+def _tell(state: RecordingState) -> None:
+    """Log what whoever ended a recording by another one, or by a reset, was not answered."""
+    for line in _farewell(state):
+        _log.warning("%s", line)
 
 
 def _farewell(state: RecordingState) -> list[str]:

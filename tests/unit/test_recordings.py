@@ -12,6 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from conveyor.bootstrap.recording import (
+    NO_RECORDING,
+    RecordedGateway,
+    RecordingChoice,
+    open_recorded,
+)
 from conveyor.clock import SystemClock
 from conveyor.dev.recordings import BODIES, LOG, SMALL, open_recorder, open_recordings
 from conveyor.domain.errors import ConveyorError
@@ -507,3 +513,53 @@ async def test_equal_bodies_are_kept_once_and_spend_is_kept(tmp_path: Path) -> N
     assert set(line) == {
         "key", "verdict", "status", "content_type", "spend", "ms", "body", "url",
     }  # fmt: skip
+
+
+@asynccontextmanager
+async def serving(choice: RecordingChoice = NO_RECORDING) -> AsyncIterator[RecordedGateway]:
+    """The gateway of a server, whose recording can be another."""
+    clock = SystemClock()
+    gateway = await open_recorded(choice, lambda: FakeGateway(clock), clock, None)
+    try:
+        yield gateway
+    finally:
+        await gateway.aclose()
+
+
+async def test_a_change_that_is_refused_leaves_what_is_answered_from(tmp_path: Path) -> None:
+    """A test that believes itself offline must not call the sites."""
+    kept = tmp_path / "kept"
+    (tmp_path / "full").touch()
+    async with recording(kept) as recorded:
+        await answer(recorded, asked("plain"))
+    async with serving() as gateway:
+        await gateway.replay(str(kept))
+        for change in (
+            gateway.replay(str(tmp_path / "typo")),
+            gateway.replay(str(kept), missing="typo"),
+            gateway.record(str(tmp_path / "full")),
+            gateway.record(str(kept)),
+        ):
+            with pytest.raises(ConveyorError):
+                await change
+            assert gateway.recording().replay == str(kept)
+            assert "NOT_RECORDED" in str(await answer(gateway, asked("other"))).upper()
+            assert (await answer(gateway, asked("plain")))[0] == expected_body(target("plain"))
+        # The same directory may be answered from in another way, or from its beginning.
+        for missing in ("record", "fail", "fail"):
+            await gateway.replay(str(kept), missing=missing)
+        assert (await gateway.end_recording()).replay == str(kept)
+        assert (await answer(gateway, asked("other")))[0] == expected_body(target("other"))
+
+
+async def test_what_was_withheld_is_told_where_a_recording_is_replaced_or_reset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = asked("told", body=KEY)
+    async with serving() as gateway:
+        await gateway.record(str(tmp_path / "one"))
+        await answer(gateway, request)
+        await gateway.record(str(tmp_path / "two"))
+        await answer(gateway, request)
+        await gateway.rewind()
+    assert [line.partition(" answers")[0] for line in caplog.messages] == ["not recorded: 1"] * 2
