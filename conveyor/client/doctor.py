@@ -105,7 +105,8 @@ def _secret(settings: Settings, path: Path, database: Path | None) -> Diagnosis:
             return Diagnosis("secret", found=f"{found}, which cannot be read")
         if kept is None:
             found = "the first start makes one"
-    return Diagnosis.of("secret", database and secret_problem(database, given), found)
+    problem = None if database is None else secret_problem(database, given)
+    return Diagnosis.of("secret", problem, found)
 
 
 def _clock(path: Path, database: Path, now: int) -> Diagnosis:

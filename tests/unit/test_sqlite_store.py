@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -188,7 +189,6 @@ async def test_readers_cannot_write(store: SqliteStore) -> None:
     assert refusal.value.code is ErrorCode.UNAVAILABLE
 
 
-@pytest.mark.guarantee("G7")
 async def test_a_store_with_an_upload_is_not_filled(store: SqliteStore, tmp_path: Path) -> None:
     source = await open_store(tmp_path / "source.db", now=0)
     await source.aclose()
@@ -200,16 +200,16 @@ async def test_a_store_with_an_upload_is_not_filled(store: SqliteStore, tmp_path
             await refused
 
 
+def _leave(scope: str, lapses_at: int, writer: sqlite3.Connection) -> None:
+    writer.execute(INSERT_KEY, (scope,))
+    writer.execute("INSERT INTO sweeps VALUES (1, ?)", (lapses_at,))
+
+
 async def test_filling_a_store_removes_no_row(store: SqliteStore, tmp_path: Path) -> None:
     """Answers to idempotency keys outlive what was made, and a sweep may be under way."""
     source = await open_store(tmp_path / "source.db", now=0)
-    for filled, scope, lapses_at in ((store, "own", 1), (source, "other", 2)):
-        await filled.database.write(
-            lambda writer, scope=scope: writer.execute(INSERT_KEY, (scope,))
-        )
-        await filled.database.write(
-            lambda writer, at=lapses_at: writer.execute("INSERT INTO sweeps VALUES (1, ?)", (at,))
-        )
+    await store.database.write(partial(_leave, "own", 1))
+    await source.database.write(partial(_leave, "other", 2))
     await source.aclose()
     await store.fill(source.path)
     assert sorted(await scopes(store)) == ["other", "own"]
@@ -219,6 +219,7 @@ async def test_filling_a_store_removes_no_row(store: SqliteStore, tmp_path: Path
     assert sweeps == [(1,)]
 
 
+@pytest.mark.guarantee("G7")
 async def test_everything_is_there_after_a_restart(path: Path) -> None:
     clock = FakeClock()
     store = await open_store(path, now=clock.now())
