@@ -20,7 +20,8 @@ def fill(folder: Path, *names: str) -> list[Path]:
     themselves that were installed as wheels."""
     folder.mkdir()
     own = [distribution(name) for name in names]
-    packed = [found for found in own if found.read_text("direct_url.json") is None]
+    # Neither what is installed from this folder, nor what a build of its wheel has left in it.
+    packed = [one for one in own if one.read_text("WHEEL") and not one.read_text("direct_url.json")]
     return [_packed(found, folder) for found in (*packed, *_needed(names))]
 
 
