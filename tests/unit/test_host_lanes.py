@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from conveyor.domain.hosts import HostRules, Politeness, host_key
+from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
+from conveyor.ports.permits import LeaseRequest
 from conveyor.ports.queues import TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
 from tests.unit.test_worker_reports import reporter
@@ -205,3 +206,36 @@ async def test_a_run_of_which_only_closed_hosts_are_left_says_until_when() -> No
         (lane,) = reports.report().lanes
         assert (lane.reason, lane.in_flight) == (RunWaitReason.HOST_CLOSED, 0)
         assert lane.until == pytest.approx(until, abs=500)
+
+
+async def test_an_empty_lane_keeps_no_permit_of_its_host_from_a_run_elsewhere() -> None:
+    bench = World(
+        slots=20,
+        duration=lambda delivery: 500.0 if delivery.queue == host_queue("a", 1) else 0.2,
+        workers=2,
+        limits=HostRules(limit=1, rate=10.0),
+    )
+    async with bench.running():
+        await bench.submit("a", 12, hosts=(A, B), lanes=(A, B))
+        await bench.clock.advance(5.0)
+        assert len(bench.tasks.done) == 6, "the lane of the first host is empty"
+        await bench.submit("b", 20, hosts=(A,))
+        await bench.clock.advance(22.0)
+        assert len(bench.tasks.done) == 26
+        assert bench.tasks.peak[run_queue("b")] == 1
+
+
+async def test_empty_lanes_leave_the_starts_that_hosts_share_to_those_with_work() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(12))
+    together = HostPattern(limit=None, rate=4.0, together=True)
+    bench = World(
+        slots=20, duration=lambda _: 0.1, limits=HostRules(patterns={"*.example": together})
+    )
+    async with bench.running():
+        await bench.submit("a", 12, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(15.0)
+        await bench.submit("b", 80, hosts=hosts[:1], lanes=hosts[:1])
+        await bench.clock.advance(5.0)
+        before = len(bench.starts)
+        await bench.clock.advance(10.0)
+        assert len(bench.starts) - before >= 36, "of 40"
