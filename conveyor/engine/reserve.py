@@ -41,6 +41,8 @@ CALLER_KEY = "caller:"
 RETRY_PAUSE = 0.25
 """Seconds after which a failed renewal is tried again: often enough to reach a ledger before the
 fence after it was away for half a lease."""
+UNANSWERED_PAUSE = 1.0
+"""Seconds after which a ledger that did not answer is asked for more permits again."""
 
 
 class ReservePolicy:
@@ -161,6 +163,10 @@ class ReservePolicy:
                 await self._hold(lease, 0)
             lease.refused(self._clock.monotonic(), self._clock.random())
             return state.granted
+        except Exception:
+            # Messages in hand would have it asked again at once.
+            lease.cool_until = self._clock.monotonic() + UNANSWERED_PAUSE
+            raise
         finally:
             lease.calling = False
 

@@ -239,3 +239,24 @@ async def test_empty_lanes_leave_the_starts_that_hosts_share_to_those_with_work(
         before = len(bench.starts)
         await bench.clock.advance(10.0)
         assert len(bench.starts) - before >= 36, "of 40"
+
+
+async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
+    None
+):
+    bench = world(rate=4.0, seconds=3.0)
+    async with bench.running():
+        await bench.submit("a", 60, hosts=(A, B))
+        await bench.clock.advance(2.2)
+        before = bench.broken.calls
+
+        def away(_request: LeaseRequest) -> bool:
+            # Without a pause the asking would never end.
+            return bench.broken.calls < before + 50
+
+        bench.broken.away = away
+        await bench.clock.advance(5.0)
+        asked, bench.broken.away = bench.broken.calls - before, lambda _request: False
+        assert asked < 40
+        await bench.clock.advance(30.0)
+    assert len(bench.tasks.done) == 60
