@@ -579,13 +579,7 @@ class MessageTurns(HostTurns):
     async def _hold_permits(self, turn: Turn, pace: HostStarts) -> None:
         """Return once there are permits for a message, which may have lost its own."""
         if turn.lane.host:
-            leases = self._permits.lane_leases(turn.lane)
-            while not all(
-                self._permits.is_kept(lease, self._clock.monotonic()) for lease in leases
-            ):
-                for lease in leases:
-                    await self._permits.knock(lease)
-                await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
+            await self._regain(turn, pace)
             return
         if turn in self._holding and turn.has_permits:
             return
@@ -595,6 +589,18 @@ class MessageTurns(HostTurns):
         place = await self._knock(turn)
         if place is not None:
             raise _postponed(place, WaitReason.HOST_LIMIT)
+
+    async def _regain(self, turn: Turn, pace: HostStarts) -> None:
+        """Return once a lane of one host has permits for all its messages. Raises Postponed after a
+        while: those that wait may be more than the limit allows."""
+        leases = self._permits.lane_leases(turn.lane)
+        until = self._clock.monotonic() + PATIENCE
+        while not all(self._permits.is_kept(lease, self._clock.monotonic()) for lease in leases):
+            if self._clock.monotonic() >= until:
+                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+            for lease in leases:
+                await self._permits.knock(lease)
+            await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
 
     async def _take_start_here(self, turn: Turn, pace: HostStarts) -> bool:
         """Book a start for a message in a slot. Raises Postponed if its host is closed."""

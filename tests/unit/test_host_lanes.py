@@ -260,3 +260,27 @@ async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has
         assert asked < 40
         await bench.clock.advance(30.0)
     assert len(bench.tasks.done) == 60
+
+
+async def test_a_limit_that_is_given_to_a_busy_host_does_not_stop_its_lane() -> None:
+    rules = HostRules(rate=50.0)
+    bench = World(slots=30, duration=lambda _: 1.0, limits=rules)
+    assert bench.policies is not None
+    turns = bench.members[0].turns
+    assert turns is not None
+    come = turns.come
+
+    async def come_late(run_id: str, task_id: str, url: str) -> None:
+        await bench.clock.sleep(0.05)
+        await come(run_id, task_id, url)
+
+    turns.come = come_late  # type: ignore[method-assign]
+    bench.queues._window = 400
+    async with bench.running():
+        await bench.submit("a", 400, hosts=(A,), lanes=(A,))
+        await bench.clock.advance(3.2)
+        bench.policies._rules = lambda: HostRules(rate=50.0, limit=1)
+        await bench.clock.advance(6.0)
+        before = len(bench.starts)
+        await bench.clock.advance(6.0)
+        assert len(bench.starts) - before >= 4
