@@ -71,9 +71,8 @@ AWAY = 60.0
 """Seconds for which a file that hung, or broke off, is not asked for again by any worker."""
 UNREACHED = 10.0
 """Seconds for which a worker asks no host again that it could not reach."""
-TELL_EVERY = 600.0
-"""Seconds after which a delay is told again, in case the ledger has lost it."""
-MOST_TOLD = 10_000
+MOST_MET = 10_000
+"""Hosts and callers whose delays a worker remembers."""
 SLOW_TO_READ = 65_536
 """Characters of a file from which on it is read in a thread."""
 SLOW_TO_MATCH = 100_000
@@ -166,7 +165,7 @@ class RobotsGateway(Gateway, Robots):
         self._known: LRUCache[str, _Known] = LRUCache(MOST_AT_HAND, getsizeof=lambda one: one.size)
         self._asking: dict[str, _Asking] = {}
         self._threads = anyio.CapacityLimiter(1)
-        self._told: LRUCache[tuple[str, str], float] = LRUCache(MOST_TOLD)
+        self._met: LRUCache[tuple[str, str], float] = LRUCache(MOST_MET)
 
     def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
         if not request.heeds_robots:
@@ -178,8 +177,10 @@ class RobotsGateway(Gateway, Robots):
 
     async def admit(self, request: ScrapeRequest) -> HostDelay | None:
         seconds = await self._admit(_agent(request), request.url)
-        delay = self._to_tell(request, seconds) if seconds else None
-        if delay is not None and not request.has_waited:
+        if not seconds:
+            return None
+        delay = HostDelay(_host(parse_target(request.url)), seconds, DAY)
+        if self._is_new(delay, request.api_key) and not request.has_waited:
             # Its start was booked before anybody knew of the delay.
             postponed = host_delay(seconds * (0.5 + self._clock.random()))
             postponed.delay = delay
@@ -194,14 +195,11 @@ class RobotsGateway(Gateway, Robots):
         async with self._gateway.scrape(guarded) as success:
             yield success
 
-    def _to_tell(self, request: ScrapeRequest, seconds: float) -> HostDelay | None:
-        """Return the delay to tell the fleet, unless it was told lately for the same caller."""
-        host, now = _host(parse_target(request.url)), self._clock.monotonic()
-        told_at = self._told.get((host, request.api_key))
-        if told_at is not None and now - told_at < TELL_EVERY:
-            return None
-        self._told[host, request.api_key] = now
-        return HostDelay(host, seconds, DAY)
+    def _is_new(self, delay: HostDelay, api_key: str) -> bool:
+        """Tell whether a delay was not met here before, for the same caller."""
+        met = self._met.get((delay.host, api_key))
+        self._met[delay.host, api_key] = delay.interval
+        return met != delay.interval
 
     async def _admit(self, agent: str, url: str) -> float:
         """Return the seconds that a host wants between two calls. Raises ScrapeFailed for a URL
