@@ -191,9 +191,15 @@ class RobotsGateway(Gateway, Robots):
     async def _allowed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
         agent = _agent(request)
         await self._admit(agent, request.url)
-        guarded = msgspec.structs.replace(request, guard=partial(self._admit, agent))
+        guarded = msgspec.structs.replace(request, guard=partial(self._guard, request, agent))
         async with self._gateway.scrape(guarded) as success:
             yield success
+
+    async def _guard(self, request: ScrapeRequest, agent: str, url: str) -> None:
+        """Look at a redirect of a request, as its own guard does."""
+        if request.guard is not None:
+            await request.guard(url)
+        await self._admit(agent, url)
 
     def _is_new(self, delay: HostDelay, api_key: str) -> bool:
         """Tell whether a delay was not met here before, for the same caller."""

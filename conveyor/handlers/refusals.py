@@ -4,14 +4,16 @@ ceiling on calls in flight is lowered, and grows again with each success."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from cachetools import LRUCache
 
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.hosts import HostPolicies, host_and_port, host_key
-from conveyor.domain.model import Job, Problem, TaskFailure
+from conveyor.domain.hosts import HostPolicies, host_and_port, host_key, paces
+from conveyor.domain.model import Job, Problem, TaskFailure, WaitReason
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import (
     HostDelay,
@@ -59,6 +61,29 @@ class HostAnswers:
             raise _robots_unread()
         delay = await self._robots.admit(request)
         return 0.0 if delay is None else await self._paced(job, delay)
+
+    def guard(self, job: Job, url: str) -> Callable[[str], Awaitable[None]] | None:
+        """Return the guard of the redirects from a URL: it raises Postponed for one that leads to a
+        closed host. None where no policy can hold."""
+        if not self._policies.hold(job.politeness):
+            return None
+        return partial(self._stay_away, job, url)
+
+    async def _stay_away(self, job: Job, url: str, location: str) -> None:
+        host = host_and_port(location)
+        rules = self._policies.rules_of(host, job.caller, job.politeness)
+        if not rules or host == host_and_port(url):
+            return
+        states = await self._pacing.state(paces(rules, host, job.caller))
+        closed_for = max((state.closed_for for state in states.values()), default=0.0)
+        if closed_for > 0:
+            failure = TaskFailure.RATE_LIMITED
+            raise Postponed(
+                Problem(failure.value, "a redirect leads to a host that is closed", 429),
+                failure,
+                retry_after=closed_for + SPREAD * self._clock.random(),
+                waiting=WaitReason.HOST_RETRY_AFTER,
+            )
 
     async def heed(self, job: Job, failure: ScrapeFailed, *, began: float) -> None:
         """Take in what the host of a failed call has said; where a policy holds, its refusal uses

@@ -578,6 +578,7 @@ class TaskHandler(StagedHandler):
             max_bytes=self._options.max_result_bytes,
             order=task.index,
             has_waited=task.waiting_since > 0,
+            guard=None if self._hosts is None else self._hosts.guard(job, task.spec.url),
             heeds_robots=job.politeness is not None and job.politeness.robots,
         )
 
