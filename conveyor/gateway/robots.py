@@ -220,8 +220,8 @@ class RobotsGateway(Gateway, Robots):
             return 0.0
         rules = await self._rules(name, known, agent)
         if rules.count * len(target.url) > SLOW_TO_MATCH:
-            match = rules.parsed.can_fetch, target.url, agent
-            is_allowed = await run_sync(*match, limiter=self._threads)
+            match = partial(rules.parsed.can_fetch, target.url, agent)
+            is_allowed = await run_sync(match, limiter=self._threads)
         else:
             is_allowed = rules.parsed.can_fetch(target.url, agent)
         if not is_allowed:

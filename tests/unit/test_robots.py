@@ -280,8 +280,9 @@ async def test_a_host_that_cannot_be_reached_is_a_failure_of_the_call(fleet: Fle
 
 
 async def test_a_file_that_hangs_is_asked_for_once_while_calls_are_put_off(fleet: Fleet) -> None:
-    async with running(HangingSite()) as site:
-        site.due = anyio.Event()
+    hanging = HangingSite()
+    hanging.due = anyio.Event()
+    async with running(hanging) as site:
         one, two = fleet.worker(), fleet.worker()
         found: list[Success | ScrapeFailed] = []
 
@@ -295,7 +296,7 @@ async def test_a_file_that_hangs_is_asked_for_once_while_calls_are_put_off(fleet
                 await fleet.clock.advance(0.1)
                 await anyio.lowlevel.checkpoint()
             assert isinstance(await fleet.get(one, site.url("/b")), Postponed)  # at once
-            site.due.set()
+            hanging.due.set()
         assert all(isinstance(one, Postponed) for one in found)
         last = found[-1]
         assert isinstance(last, Postponed)
@@ -351,8 +352,8 @@ async def test_a_hostile_file_is_read_in_no_time(fleet: Fleet) -> None:
         assert isinstance(await fleet.get(worker, site.url("/77/x")), ScrapeFailed)
         assert isinstance(await fleet.get(worker, site.url("/x")), Success)
         [known] = worker._known.values()
-        [rules] = known.rules.values()
-        assert len(rules.parsed._user_agents) < 12
+        [own] = known.rules.values()
+        assert len(own.parsed._user_agents) < 12
 
 
 async def test_a_delay_puts_a_call_off_once_and_tells_the_pace(fleet: Fleet) -> None:
