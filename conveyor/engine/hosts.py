@@ -65,7 +65,8 @@ _NEWEST = 0.2
 class HostStarts:
     """The starts in hand of one host under its `rules`, for the lanes of that host alone. They are
     booked under the keys of `steps`. What the host has said was seen last at `seen_at`: it wants
-    starts `slow` seconds apart.
+    starts `slow` seconds apart. So does its robots.txt, by `asked`: starts booked until `asked_at`
+    did not heed that. The latest call here began at `begun`.
 
     The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
     while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
@@ -74,6 +75,9 @@ class HostStarts:
 
     __slots__ = (
         "ask_at",
+        "asked",
+        "asked_at",
+        "begun",
         "booked_at",
         "ceiling",
         "closed_until",
@@ -94,7 +98,8 @@ class HostStarts:
         self.rules = rules
         self.steps: dict[str, float] = {}
         self.seen_at = -math.inf
-        self.slow = 0.0
+        self.slow = self.asked = 0.0
+        self.asked_at = self.begun = -math.inf
         self.starts: deque[float] = deque()
         self.booked_at = self.ask_at = self.last = self.closed_until = -math.inf
         self.is_booking = False
@@ -107,7 +112,7 @@ class HostStarts:
     @property
     def interval(self) -> float:
         """The seconds between two starts, 0 where nothing spaces them."""
-        return max(self.slow, *(1 / rule.rate for rule in self.rules if rule.rate), 0.0)
+        return max(self.slow, self.asked, *(1 / rule.rate for rule in self.rules if rule.rate), 0.0)
 
     @property
     def spacing(self) -> float:
@@ -151,6 +156,21 @@ class HostStarts:
         if starts:
             self.booked_at, self.last = now, starts[-1]
         return starts
+
+    def heed(self, asked: float, now: float) -> None:
+        """Take in the interval that robots.txt asks for; with a longer one than was known, drop the
+        starts in hand."""
+        if asked > max(self.asked, self.slow):
+            self.asked_at = now
+            self.starts.clear()
+        self.asked = asked
+
+    def is_stale(self, start: float, booked_at: float) -> bool:
+        """Tell whether a start that was booked then does not heed what the host asks for. The
+        ledger's starts come a little closer when an answer is slow."""
+        asked = max(self.asked, self.slow)
+        too_soon = start < self.begun + 0.9 * asked - LATE
+        return asked > 0 and (booked_at <= self.asked_at or too_soon)
 
     def next_due(self, now: float) -> float | None:
         """Return when starts may be used or booked, if that is later than `now`."""
@@ -302,11 +322,12 @@ class Turn:
     """The turn of one message at its host: its pace and its next start.
 
     One of a queue of many hosts holds permits of `leases` since their `lives`; `scope` is what is
-    cancelled when they are lost. Its call began at `began`.
+    cancelled when they are lost. Its call began at `began`; its start was booked at `booked_at`.
     """
 
     __slots__ = (
         "began",
+        "booked_at",
         "has_come_before",
         "host",
         "lane",
@@ -325,6 +346,7 @@ class Turn:
         self.has_come_before = delivery.receive_count > 1
         self.pace: HostStarts | None = None
         self.start: float | None = None
+        self.booked_at = -math.inf
         self.leases: tuple[JobLease, ...] = ()
         self.lives: tuple[int, ...] = ()
         self.scope: anyio.CancelScope | None = None
@@ -398,7 +420,7 @@ class MessageTurns(HostTurns):
             turn.pace = self._paces.under(lane, turn.host)
         if turn.host and turn.pace is None:
             return None
-        turn.start = start
+        turn.start, turn.booked_at = start, self._clock.monotonic()
         return turn
 
     def may_go_on(self, turn: Turn) -> bool:
@@ -490,6 +512,7 @@ class MessageTurns(HostTurns):
 
     async def _take_start(self, turn: Turn, pace: HostStarts) -> bool:
         """Book a start; return whether there is one. Permits are given back after an error."""
+        turn.booked_at = self._clock.monotonic()
         try:
             starts = await self._paces.book(pace, 1)
         except BaseException:
@@ -543,7 +566,7 @@ class MessageTurns(HostTurns):
             turn.began = None
         await self.release(turn)
 
-    async def come(self, run_id: str, task_id: str, url: str) -> None:
+    async def come(self, run_id: str, task_id: str, url: str, asked: float | None = None) -> None:
         turn = self._working.get((run_id, task_id))
         if turn is None:
             return
@@ -551,6 +574,8 @@ class MessageTurns(HostTurns):
             turn.host = self._learned[run_id, task_id] = host_and_port(url)
             turn.pace = self._paces.under(turn.lane, turn.host)
         if turn.pace is not None:
+            if asked is not None:
+                turn.pace.heed(asked, self._clock.monotonic())
             await self._come(turn, turn.pace)
             turn.began = self._clock.monotonic()
 
@@ -566,6 +591,8 @@ class MessageTurns(HostTurns):
             if turn.start is None and not await self._take_start_here(turn, pace):
                 continue
             assert turn.start is not None
+            if pace.is_stale(turn.start, turn.booked_at):
+                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
             await self._sleep_until(turn.start - LATE)
             if self._clock.monotonic() - pace.seen_at > FRESH:
                 await self._see(pace)
@@ -573,8 +600,14 @@ class MessageTurns(HostTurns):
             if self._clock.monotonic() < pace.closed_until:
                 raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
             start, turn.start = turn.start, None
-            if not pace.interval or self._clock.monotonic() <= start + LATE:
+            now = self._clock.monotonic()
+            is_stale = pace.is_stale(now, turn.booked_at)
+            if not is_stale and (not pace.interval or now <= start + LATE):
+                pace.begun = now
                 return
+            if is_stale or pace.interval > PATIENCE:
+                # The next start is too far to wait for it in a slot.
+                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
 
     async def _hold_permits(self, turn: Turn, pace: HostStarts) -> None:
         """Return once there are permits for a message, which may have lost its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -20,8 +21,10 @@ from anyio.to_thread import run_sync
 from cachetools import LRUCache
 from protego import Protego
 
+from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import Problem
 from conveyor.gateway.headers import custom_headers
 from conveyor.gateway.http_client import USER_AGENT
 from conveyor.gateway.problems import bad_target, host_delay, host_pause
@@ -29,6 +32,7 @@ from conveyor.gateway.targets import Target, parse_target
 from conveyor.ports.blobs import Content
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import (
+    Absence,
     Gateway,
     HostDelay,
     HostRefusal,
@@ -45,8 +49,14 @@ DAY, HOUR = 86_400.0, 3_600.0
 MOST_BYTES = 512_000
 """Bytes of a file that are read; the rest is as if it were not there."""
 ANY_SIZE = 1 << 62
-MOST_AT_HAND = 2_000_000
-"""Characters of all files that a worker keeps at hand."""
+MOST_RULES = 3_000
+"""Rules of a file that are heeded for one agent; the rest is as if it were not there."""
+RULE_SIZE = 600
+"""Bytes of memory that a rule takes, beside its text."""
+MOST_AT_HAND = 32_000_000
+"""Bytes of all files that a worker keeps at hand, with their rules."""
+MOST_READ = 8_000_000
+"""Bytes of the rules of one file at hand, for all agents."""
 MOST_NAMES = 50
 """Names in a file that may be those of one agent, and agents whose rules are at hand."""
 MOST_DELAY = 60.0
@@ -55,15 +65,23 @@ FETCH_LASTS = 30.0
 """Most seconds that a file may take."""
 ASK_AGAIN = 0.25
 """Seconds between two looks whether another worker has fetched a file."""
-PATIENCE = 5.0
-"""Most seconds that a call waits here for that; after it, it comes again a moment later."""
-TELL_EVERY = 600.0
-"""Seconds after which a delay is told again, in case the ledger has lost it."""
-MOST_TOLD = 10_000
+PATIENCE = 1.0
+"""Most seconds that a call waits here for a file; after it, it comes again later."""
+AWAY = 60.0
+"""Seconds for which a file that hung, or broke off, is not asked for again by any worker."""
+UNREACHED = 10.0
+"""Seconds for which a worker asks no host again that it could not reach."""
+MOST_MET = 10_000
+"""Hosts and callers whose delays a worker remembers."""
 SLOW_TO_READ = 65_536
 """Characters of a file from which on it is read in a thread."""
+SLOW_TO_MATCH = 100_000
+"""Rules times characters of a URL from which on it is matched in a thread."""
 ROBOTS_KEY = "robots:"
 """Begins the names of the permits to fetch a file."""
+_UNREACHED = frozenset({"host_not_found", "connection_failed", "tls_failed"})
+_SITE_WIDE = re.compile(r"(?:sitemaps?|site-map|host)(?:\s*:|\s|$)", re.IGNORECASE)
+_DELAYS = {"crawl-delay", "crawl delay"}
 _AGENT = re.compile(r"user[\s-]*agent(?:\s*:|\s|$)", re.IGNORECASE)
 _OTHER = "User-agent: \x01"
 """The line for an agent of no interest; no name has this character."""
@@ -76,19 +94,52 @@ class _File(msgspec.Struct, frozen=True, omit_defaults=True):
 
     text: str = ""
     is_closed: bool = False
+    away: Problem | None = None
+    """The trouble, where nobody answered."""
+
+    @property
+    def lasts(self) -> float:
+        """The seconds for which it is kept."""
+        if self.away is not None:
+            return AWAY
+        return HOUR if self.is_closed else DAY
+
+
+@dataclass(slots=True, frozen=True)
+class Rules:
+    """The rules of a file for one agent: how many, and the bytes that they take."""
+
+    parsed: Protego
+    count: int
+    size: int
 
 
 @dataclass(slots=True)
 class _Known:
-    """A file at hand until a monotonic second, and its rules for the agents that asked."""
+    """A file at hand until a monotonic second, and its rules for the agents that asked: one reads
+    them for all who wait. `unreached`: the failure to reach its host."""
 
     file: _File
     until: float
-    rules: dict[str, Protego] = field(default_factory=dict)
+    unreached: ScrapeFailed | None = None
+    rules: dict[str, Rules] = field(default_factory=dict)
+    reading: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def read_size(self) -> int:
+        return sum(rules.size for rules in self.rules.values())
 
     @property
     def size(self) -> int:
-        return len(self.file.text) + 500
+        return sys.getsizeof(self.file.text) + self.read_size + 1_000
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A file that is being asked for since a monotonic second."""
+
+    since: float
+    done: anyio.Event = field(default_factory=anyio.Event)
 
 
 class RobotsGateway(Gateway, Robots):
@@ -112,8 +163,9 @@ class RobotsGateway(Gateway, Robots):
         self._holder = clock.new_id()
         self._sequence = 0
         self._known: LRUCache[str, _Known] = LRUCache(MOST_AT_HAND, getsizeof=lambda one: one.size)
-        self._asking: dict[str, anyio.Lock] = {}
-        self._told: LRUCache[tuple[str, str], float] = LRUCache(MOST_TOLD)
+        self._asking: dict[str, _Asking] = {}
+        self._threads = anyio.CapacityLimiter(1)
+        self._met: LRUCache[tuple[str, str], float] = LRUCache(MOST_MET)
 
     def scrape(self, request: ScrapeRequest) -> AbstractAsyncContextManager[Success]:
         if not request.heeds_robots:
@@ -125,8 +177,10 @@ class RobotsGateway(Gateway, Robots):
 
     async def admit(self, request: ScrapeRequest) -> HostDelay | None:
         seconds = await self._admit(_agent(request), request.url)
-        delay = self._to_tell(request, seconds) if seconds else None
-        if delay is not None and not request.has_waited:
+        if not seconds:
+            return None
+        delay = HostDelay(_host(parse_target(request.url)), seconds, DAY)
+        if self._is_new(delay, request.api_key) and not request.has_waited:
             # Its start was booked before anybody knew of the delay.
             postponed = host_delay(seconds * (0.5 + self._clock.random()))
             postponed.delay = delay
@@ -137,67 +191,106 @@ class RobotsGateway(Gateway, Robots):
     async def _allowed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
         agent = _agent(request)
         await self._admit(agent, request.url)
-        guarded = msgspec.structs.replace(request, guard=partial(self._admit, agent))
+        guarded = msgspec.structs.replace(request, guard=partial(self._guard, request, agent))
         async with self._gateway.scrape(guarded) as success:
             yield success
 
-    def _to_tell(self, request: ScrapeRequest, seconds: float) -> HostDelay | None:
-        """Return the delay to tell the fleet, unless it was told lately for the same caller."""
-        host, now = _host(parse_target(request.url)), self._clock.monotonic()
-        told_at = self._told.get((host, request.api_key))
-        if told_at is not None and now - told_at < TELL_EVERY:
-            return None
-        self._told[host, request.api_key] = now
-        return HostDelay(host, seconds, DAY)
+    async def _guard(self, request: ScrapeRequest, agent: str, url: str) -> None:
+        """Look at a redirect of a request, as its own guard does."""
+        if request.guard is not None:
+            await request.guard(url)
+        await self._admit(agent, url)
+
+    def _is_new(self, delay: HostDelay, api_key: str) -> bool:
+        """Tell whether a delay was not met here before, for the same caller."""
+        met = self._met.get((delay.host, api_key))
+        self._met[delay.host, api_key] = delay.interval
+        return met != delay.interval
 
     async def _admit(self, agent: str, url: str) -> float:
         """Return the seconds that a host wants between two calls. Raises ScrapeFailed for a URL
         that is not allowed, and for one whose file cannot be had now."""
         target = parse_target(url)
-        known = await self._find(target)
+        name, known = await self._find(target)
+        if known.unreached is not None:
+            raise _again(known.unreached)
         if known.file.is_closed:
-            seconds = max(0.0, known.until - self._clock.monotonic())
-            closed = host_pause(seconds + self._clock.random())
-            closed.refusal = HostRefusal(_host(target), seconds, is_private=True)
-            raise closed
+            raise self._closed(target, known)
         if not known.file.text:
             return 0.0
-        rules = await self._rules(known, agent)
-        if not rules.can_fetch(target.url, agent):
+        rules = await self._rules(name, known, agent)
+        if rules.count * len(target.url) > SLOW_TO_MATCH:
+            match = partial(rules.parsed.can_fetch, target.url, agent)
+            is_allowed = await run_sync(match, limiter=self._threads)
+        else:
+            is_allowed = rules.parsed.can_fetch(target.url, agent)
+        if not is_allowed:
             disallowed = bad_target("robots_disallowed", "robots.txt does not allow this URL")
             disallowed.sent = 0
             raise disallowed
-        return min(rules.crawl_delay(agent) or 0.0, MOST_DELAY)
+        return min(rules.parsed.crawl_delay(agent) or 0.0, MOST_DELAY)
 
-    async def _rules(self, known: _Known, agent: str) -> Protego:
-        rules = known.rules.get(agent)
-        if rules is None:
+    def _closed(self, target: Target, known: _Known) -> Postponed:
+        """Return the verdict on a call to a host that is closed for its file."""
+        seconds = max(0.0, known.until - self._clock.monotonic())
+        closed = host_pause(seconds + self._clock.random())
+        if known.file.away is not None:
+            closed.problem = known.file.away
+        closed.refusal = HostRefusal(_host(target), seconds, is_private=True)
+        return closed
+
+    async def _rules(self, name: str, known: _Known, agent: str) -> Rules:
+        async with known.reading:
+            rules = known.rules.get(agent)
+            if rules is not None:
+                return rules
             if len(known.file.text) > SLOW_TO_READ:
-                rules = await run_sync(_read, known.file.text, agent)
+                rules = await run_sync(_read, known.file.text, agent, limiter=self._threads)
             else:
                 rules = _read(known.file.text, agent)
-            if len(known.rules) >= MOST_NAMES:
+            if len(known.rules) >= MOST_NAMES or known.read_size + rules.size > MOST_READ:
                 known.rules.clear()
             known.rules[agent] = rules
-        return rules
+            if self._known.get(name) is known:
+                self._known[name] = known  # with its new size
+            return rules
 
     # -- files --
 
-    async def _find(self, target: Target) -> _Known:
-        """Return the file of an origin, at hand, kept by the fleet, or fetched now."""
+    async def _find(self, target: Target) -> tuple[str, _Known]:
+        """Return the file of an origin, with its name: at hand, kept by the fleet, or fetched now,
+        by one call for all. Raises Postponed for another call that waited long enough."""
         name = f"{target.scheme}://{_host(target)}"
         if (known := self._at_hand(name)) is not None:
-            return known
-        lock = self._asking.setdefault(name, anyio.Lock())
+            return name, known
+        asking = self._asking.get(name)
+        if asking is None:
+            return name, await self._ask(target, name)
+        age = self._clock.monotonic() - asking.since
+        if age < PATIENCE:
+            await wait_or_timeout(asking.done, self._clock, PATIENCE)
+            if (known := self._at_hand(name)) is not None:
+                return name, known
+        raise self._later(age)
+
+    async def _ask(self, target: Target, name: str) -> _Known:
+        asking = self._asking[name] = _Asking(self._clock.monotonic())
         try:
-            async with lock:
-                known = self._at_hand(name)
-                if known is None:
-                    known = self._known[name] = await self._kept_or_fetched(target, name)
-                return known
+            known = self._known[name] = await self._kept_or_fetched(target, name)
+        except ScrapeFailed as failed:
+            if not _is_unreached(failed):
+                raise
+            until = self._clock.monotonic() + UNREACHED
+            self._known[name] = _Known(_File(), until, unreached=_again(failed))
+            raise
         finally:
-            if not lock.statistics().tasks_waiting and not lock.locked():
-                self._asking.pop(name, None)
+            del self._asking[name]
+            asking.done.set()
+        return known
+
+    def _later(self, age: float) -> Postponed:
+        """Return the verdict on a call whose file is asked for since `age` seconds."""
+        return host_pause(max(PATIENCE, age) * (0.5 + self._clock.random()))
 
     def _at_hand(self, name: str) -> _Known | None:
         known = self._known.get(name)
@@ -215,7 +308,7 @@ class RobotsGateway(Gateway, Robots):
                     with anyio.CancelScope(shield=True):
                         await self._let_go(name)
             if self._clock.monotonic() >= patient_until:
-                raise host_pause(PATIENCE * self._clock.random())
+                raise self._later(PATIENCE)
             await self._clock.sleep(ASK_AGAIN)
 
     async def _kept(self, name: str) -> _Known | None:
@@ -227,7 +320,7 @@ class RobotsGateway(Gateway, Robots):
 
     async def _fetched(self, target: Target, name: str) -> _Known:
         file = await self._fetch(target)
-        lasts = HOUR if file.is_closed else DAY
+        lasts = file.lasts
         file, content = _packed(file)
         try:
             await self._files.keep(name, content, lasts)
@@ -236,8 +329,8 @@ class RobotsGateway(Gateway, Robots):
         return _Known(file, self._clock.monotonic() + lasts)
 
     async def _fetch(self, target: Target) -> _File:
-        """Fetch a robots.txt. Raises ScrapeFailed if nobody answered, or if the host is to be left
-        alone."""
+        """Fetch a robots.txt. Raises ScrapeFailed if the host is not reached, or is to be left
+        alone, or if something shared is away."""
         lasts = min(FETCH_LASTS, usable_part(self._lease))
         place = msgspec.structs.replace(target, path="/robots.txt", credentials=None)
         request = ScrapeRequest(place.url, "", timeout=lasts, max_bytes=ANY_SIZE)
@@ -250,8 +343,10 @@ class RobotsGateway(Gateway, Robots):
             status = 0 if failed.headers is None else failed.problem.status
             if status >= 500:
                 return _File(is_closed=True)
-            if failed.refusal is not None or (failed.retryable and not status):
+            if failed.refusal is not None or _is_unreached(failed) or _is_shared(failed):
                 raise
+            if failed.retryable and not status:
+                return _File(is_closed=True, away=failed.problem)
             return _File()
 
     async def _hold(self, name: str, *, count: int) -> bool:
@@ -271,6 +366,22 @@ class RobotsGateway(Gateway, Robots):
             await self._hold(name, count=0)
         except ConveyorError as error:
             log_failure(_log, "the right to fetch a robots.txt was not given back", error)
+
+
+def _is_unreached(failed: ScrapeFailed) -> bool:
+    """Tell whether there was no connection to a host, and nothing shared was away."""
+    return failed.problem.code in _UNREACHED and not _is_shared(failed)
+
+
+def _is_shared(failed: ScrapeFailed) -> bool:
+    return failed.absence is not None and failed.absence.shared is not None
+
+
+def _again(failed: ScrapeFailed) -> ScrapeFailed:
+    """Return a failure to reach a host once more, for another call, which sent nothing."""
+    again = ScrapeFailed(failed.problem, failed.failure, retryable=True)
+    again.absence, again.sent = Absence(), 0
+    return again
 
 
 def _host(target: Target) -> str:
@@ -308,23 +419,33 @@ def _packed(file: _File) -> tuple[_File, bytes]:
     return file, content
 
 
-def _read(text: str, agent: str) -> Protego:
-    """Read a file for one agent. Groups of others become those of one name: each rule is kept once
-    for each name of its group, and a hostile file has thousands of both."""
+def _read(text: str, agent: str) -> Rules:
+    """Read a file for one agent. Groups of others become those of one name, without rules: each
+    rule is kept once for each name of its group, and a hostile file has thousands of both."""
     lines: list[str] = []
     names: set[str] = set()
     shown = agent.lower()
+    begins, concerns, count = True, False, 0
     for line in text.splitlines():
         rule = line.partition("#")[0].strip()
         found = _AGENT.match(rule)
         if found is None:
-            lines.append(rule)
+            if not rule or _SITE_WIDE.match(rule):
+                continue
+            begins = begins or ":" in rule
+            if concerns and (count < MOST_RULES or rule[:11].lower() in _DELAYS):
+                count += 1
+                lines.append(rule)
             continue
+        if begins:
+            begins, concerns = False, False
         name = rule[found.end() :].strip().lower()
         name = name if name == "*" else name.replace("*", "")
         if name and (name == "*" or name in shown) and (name in names or len(names) < MOST_NAMES):
             names.add(name)
             lines.append(f"User-agent: {name}")
+            concerns = True
         elif not lines or lines[-1] != _OTHER:
             lines.append(_OTHER)
-    return Protego.parse("\n".join(lines))
+    kept = "\n".join(lines)
+    return Rules(Protego.parse(kept), count, RULE_SIZE * count + 4 * len(kept))

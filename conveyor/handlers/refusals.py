@@ -4,12 +4,16 @@ ceiling on calls in flight is lowered, and grows again with each success."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from cachetools import LRUCache
 
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.hosts import HostPolicies, host_and_port, host_key
-from conveyor.domain.model import Job, Problem, TaskFailure
+from conveyor.domain.hosts import HostPolicies, host_and_port, host_key, paces
+from conveyor.domain.model import Job, Problem, TaskFailure, WaitReason
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import (
     HostDelay,
@@ -23,6 +27,9 @@ from conveyor.ports.pacing import Pacing
 
 SPREAD = 1.0
 """Seconds over which the first calls after the end of a pause are spread."""
+TELL_EVERY = 600.0
+"""Seconds after which a delay is told again, in case the ledger has lost it."""
+MOST_TOLD = 10_000
 
 _log = logging.getLogger("conveyor.hosts")
 
@@ -45,14 +52,38 @@ class HostAnswers:
         self._clock = clock
         self._backoff = backoff
         self._robots = robots
+        self._told: LRUCache[str, tuple[float, float]] = LRUCache(MOST_TOLD)
 
-    async def admit(self, job: Job, request: ScrapeRequest) -> None:
-        """Raise ScrapeFailed for a request that robots.txt does not allow, or not now."""
+    async def admit(self, job: Job, request: ScrapeRequest) -> float:
+        """Return the seconds between calls that robots.txt asks for. Raises ScrapeFailed for a
+        request that it does not allow, or not now."""
         if self._robots is None:
             raise _robots_unread()
         delay = await self._robots.admit(request)
-        if delay is not None:
-            await self._paced(job, delay)
+        return 0.0 if delay is None else await self._paced(job, delay)
+
+    def guard(self, job: Job, url: str) -> Callable[[str], Awaitable[None]] | None:
+        """Return the guard of the redirects from a URL: it raises Postponed for one that leads to a
+        closed host. None where no policy can hold."""
+        if not self._policies.hold(job.politeness):
+            return None
+        return partial(self._stay_away, job, url)
+
+    async def _stay_away(self, job: Job, url: str, location: str) -> None:
+        host = host_and_port(location)
+        rules = self._policies.rules_of(host, job.caller, job.politeness)
+        if not rules or host == host_and_port(url):
+            return
+        states = await self._pacing.state(paces(rules, host, job.caller))
+        closed_for = max((state.closed_for for state in states.values()), default=0.0)
+        if closed_for > 0:
+            failure = TaskFailure.RATE_LIMITED
+            raise Postponed(
+                Problem(failure.value, "a redirect leads to a host that is closed", 429),
+                failure,
+                retry_after=closed_for + SPREAD * self._clock.random(),
+                waiting=WaitReason.HOST_RETRY_AFTER,
+            )
 
     async def heed(self, job: Job, failure: ScrapeFailed, *, began: float) -> None:
         """Take in what the host of a failed call has said; where a policy holds, its refusal uses
@@ -96,13 +127,19 @@ class HostAnswers:
         except ConveyorError as error:
             log_failure(_log, "the ceiling of a host was not raised", error)
 
-    async def _paced(self, job: Job, delay: HostDelay) -> None:
-        """Let the calls of a caller to a host be as far apart as the host wants."""
+    async def _paced(self, job: Job, delay: HostDelay) -> float:
+        """Let the calls of a caller to a host be as far apart as the host wants; return the longest
+        delay that was told lately."""
+        key, now = host_key(delay.host, job.caller), self._clock.monotonic()
+        interval, told_at = self._told.get(key, (0.0, now))
+        if now - told_at < TELL_EVERY and delay.interval <= interval:
+            return interval
         try:
-            key = host_key(delay.host, job.caller)
             await self._pacing.slow(key, delay.interval, delay.seconds)
+            self._told[key] = delay.interval, now
         except ConveyorError as error:
             log_failure(_log, "the fleet was not told of the pace of a host", error)
+        return delay.interval
 
 
 def _robots_unread() -> ScrapeFailed:

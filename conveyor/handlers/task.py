@@ -530,9 +530,10 @@ class TaskHandler(StagedHandler):
         )
         if self._outages.awaits_answer:
             self._outages.admit()
+        asked = None
         if self._hosts is not None and request.heeds_robots:
-            await self._hosts.admit(job, request)
-        await self._turns.come(task.run_id, task.task_id, task.spec.url)
+            asked = await self._hosts.admit(job, request)
+        await self._turns.come(task.run_id, task.task_id, task.spec.url, asked)
         began, outcome = self._clock.monotonic(), "failed"
         held.called_at = began
         try:
@@ -577,6 +578,7 @@ class TaskHandler(StagedHandler):
             max_bytes=self._options.max_result_bytes,
             order=task.index,
             has_waited=task.waiting_since > 0,
+            guard=None if self._hosts is None else self._hosts.guard(job, task.spec.url),
             heeds_robots=job.politeness is not None and job.politeness.robots,
         )
 

@@ -194,8 +194,8 @@ class Robots(Protocol):
     """The rules of robots.txt for requests that heed it."""
 
     async def admit(self, request: ScrapeRequest) -> HostDelay | None:
-        """Return once a request is known to be allowed, with the delay that its host asks for
-        if that is to be told. Raises ScrapeFailed if it is not, or not now."""
+        """Return once a request is known to be allowed, with the delay that its host asks for.
+        Raises ScrapeFailed if it is not, or not now."""
         ...
 
 

@@ -49,8 +49,9 @@ down."""
 class HostTurns(Protocol):
     """The limits of hosts, asked right before each call."""
 
-    async def come(self, run_id: str, task_id: str, url: str) -> None:
-        """Return when the call of a task to a URL may begin.
+    async def come(self, run_id: str, task_id: str, url: str, asked: float | None = None) -> None:
+        """Return when the call of a task to a URL may begin; `asked` is the interval that its host
+        asks for in robots.txt, None if that is not heeded.
 
         Raises Postponed if its host has no room, and ConveyorError(unavailable) if the ledger does
         not answer.
@@ -66,7 +67,7 @@ class HostTurns(Protocol):
 class NoHostTurns(HostTurns):
     """No limits of hosts: each call may begin at once."""
 
-    async def come(self, run_id: str, task_id: str, url: str) -> None:
+    async def come(self, run_id: str, task_id: str, url: str, asked: float | None = None) -> None:
         """Return at once."""
 
     def is_lowered(self, run_id: str, task_id: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -77,6 +77,10 @@ class Work:
         """Nothing is held."""
 
 
+async def _no_robots(_url: str) -> None:
+    """Read no robots.txt."""
+
+
 class PoliteWork:
     """A handler that waits for the host of each message, as tasks do before their calls."""
 
@@ -89,7 +93,8 @@ class PoliteWork:
         assert isinstance(message, TaskMessage)
         url = f"https://{world.host_of(message.task_id)}/"
         try:
-            await self._turns.come(message.run_id, message.task_id, url)
+            asked = await world.admit(url)
+            await self._turns.come(message.run_id, message.task_id, url, asked)
         except Postponed as full:
             return Outcome(hide_for=full.retry_after, waiting=full.waiting)
         world.starts.append((world.clock.monotonic(), url))
@@ -254,6 +259,7 @@ class World:
         self.policies = None if limits is None else HostPolicies(lambda: limits)
         self.pacing = MemoryPacing(self.clock)
         self.starts: list[tuple[float, str]] = []
+        self.admit: Callable[[str], Awaitable[float | None]] = _no_robots
         self.queues = SlowQueues(
             self._unfinished,
             self.clock,

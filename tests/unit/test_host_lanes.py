@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import anyio
 import pytest
 
 from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
@@ -78,6 +79,29 @@ async def test_a_start_that_was_booked_is_not_used_once_its_host_is_closed() -> 
         await bench.clock.advance(19.9)
         assert len(starts_of(bench)) == made
         await bench.clock.advance(10.0)
+    assert len(bench.tasks.done) == 6
+
+
+@pytest.mark.parametrize("lanes", [(), (A,)])
+async def test_starts_in_hand_are_dropped_once_the_delay_of_a_host_is_known(
+    lanes: tuple[str, ...],
+) -> None:
+    bench = world(limit=20, workers=2)
+    file = anyio.Event()
+
+    async def admit(_url: str) -> float:
+        await file.wait()
+        await bench.pacing.slow(host_key(A), 3.0, 600.0)
+        return 3.0
+
+    bench.admit = admit
+    async with bench.running():
+        await bench.submit("a", 6, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(0.5)
+        file.set()
+        await bench.clock.advance(30.0)
+    starts = starts_of(bench)
+    assert min(after - before for before, after in zip(starts, starts[1:], strict=False)) > 2.6
     assert len(bench.tasks.done) == 6
 
 

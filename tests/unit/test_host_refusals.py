@@ -226,6 +226,25 @@ async def test_a_refusal_that_is_a_result_closes_its_host_all_the_same(
     assert (await work.rows())[0]["status"] == "successful"
 
 
+@pytest.mark.parametrize("key", ["everybody", "caller"])
+async def test_no_redirect_leads_to_a_host_that_is_closed(
+    api: Api, fleet: Workers, server: RawServer, other: RawServer, key: str
+) -> None:
+    led = asking(other, 302, fields=f"Location: {server.url('/')}\r\n")
+    work = await fleet.work(led, max_attempts=1, **POLITE)
+    job = await api.binding.jobs.find_job(work.job_id)
+    assert job is not None
+    name = host_key(f"127.0.0.1:{server.port}", job.caller if key == "caller" else "")
+    await api.binding.pacing.close(name, 30.0)
+    wait = (await work.handle(0)).hide_for
+    assert wait is not None
+    assert 30 <= wait <= 31.1
+    assert server.all_requests == []
+    await api.clock.advance(wait)
+    assert (await work.handle(0)).hide_for is None
+    assert len(server.all_requests) == 1
+
+
 async def test_a_redirect_closes_the_host_that_refused(
     api: Api, fleet: Workers, server: RawServer, other: RawServer
 ) -> None:

@@ -19,7 +19,18 @@ from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies, HostRules, host_key
 from conveyor.domain.model import TaskFailure, WaitReason
 from conveyor.gateway.direct import DirectGateway
-from conveyor.gateway.robots import DAY, HOUR, MOST_BYTES, TELL_EVERY, RobotsGateway
+from conveyor.gateway.robots import (
+    AWAY,
+    DAY,
+    HOUR,
+    MOST_BYTES,
+    MOST_RULES,
+    RULE_SIZE,
+    UNREACHED,
+    RobotsGateway,
+    Rules,
+)
+from conveyor.gateway.targets import parse_target
 from conveyor.handlers.refusals import HostAnswers
 from conveyor.ports.gateway import Postponed, ScrapeFailed, ScrapeRequest, Success
 from conveyor.settings import Settings
@@ -80,6 +91,17 @@ class EndlessSite(Site):
         await peer.send(head + b"%x\r\n%b\r\n" % (len(self.file), self.file))
         while True:
             await peer.send(b"2000\r\n" + b"# and so on\n" * 682 + b"12345678\r\n")
+
+
+class HangingSite(Site):
+    """A host whose robots.txt does not come: its connection breaks once that is `due`."""
+
+    due: anyio.Event
+
+    async def answer_file(self, peer: Peer) -> None:
+        await self.due.wait()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+        raise ConnectionAbortedError
 
 
 @asynccontextmanager
@@ -246,9 +268,68 @@ async def test_a_host_that_refuses_its_file_is_asked_again_when_it_said(fleet: F
 async def test_a_host_that_cannot_be_reached_is_a_failure_of_the_call(fleet: Fleet) -> None:
     async with running(Site()) as site:
         url = site.url("/a")
-    failed = await fleet.get(fleet.worker(), url)
-    assert isinstance(failed, ScrapeFailed)
-    assert (failed.problem.code, failed.retryable) == ("connection_failed", True)
+    worker = fleet.worker()
+    for sent in (1, 0, 1):  # the second call hears of the first one's
+        failed = await fleet.get(worker, url)
+        assert isinstance(failed, ScrapeFailed)
+        assert (failed.problem.code, failed.retryable) == ("connection_failed", True)
+        assert sent or failed.absence is not None
+        assert failed.burns_attempt
+        if not sent:
+            await fleet.clock.advance(UNREACHED)
+
+
+async def test_a_file_that_hangs_is_asked_for_once_while_calls_are_put_off(fleet: Fleet) -> None:
+    hanging = HangingSite()
+    hanging.due = anyio.Event()
+    async with running(hanging) as site:
+        one, two = fleet.worker(), fleet.worker()
+        found: list[Success | ScrapeFailed] = []
+
+        async def call(worker: RobotsGateway) -> None:
+            found.append(await fleet.get(worker, site.url("/a")))
+
+        async with anyio.create_task_group() as group:
+            for worker in (one, one, one, two, two):
+                group.start_soon(call, worker)
+            while len(found) < 4:
+                await fleet.clock.advance(0.1)
+                await anyio.lowlevel.checkpoint()
+            assert isinstance(await fleet.get(one, site.url("/b")), Postponed)  # at once
+            hanging.due.set()
+        assert all(isinstance(one, Postponed) for one in found)
+        last = found[-1]
+        assert isinstance(last, Postponed)
+        assert AWAY <= last.retry_after <= AWAY + 1
+        assert last.problem.code == "truncated_body"
+        for worker in (one, two):
+            assert isinstance(await fleet.get(worker, site.url("/c")), Postponed)
+        assert site.asked == [FILE]
+        await fleet.clock.advance(AWAY)
+        assert isinstance(await fleet.get(two, site.url("/c")), Postponed)
+        assert site.asked == [FILE, FILE]
+
+
+async def test_one_call_reads_a_large_file_for_all_and_heeds_its_first_rules(fleet: Fleet) -> None:
+    rules = "".join(f"Disallow:*q{number}zz\n" for number in range(20_000))
+    other = "User-agent: other\n" + "".join(f"Disallow: /{n}\n" for n in range(5_000))
+    async with running(Site(f"{other}User-agent: *\n{rules}Crawl-delay: 2\n")) as site:
+        worker = fleet.worker()
+        read: list[Rules] = []
+
+        async def look() -> None:
+            target = parse_target(site.url("/" + "q" * 5_000))
+            name, known = await worker._find(target)
+            read.append(await worker._rules(name, known, "me"))
+
+        await fleet.all(*[look] * 8)
+        assert len({id(rules) for rules in read}) == 1
+        assert MOST_RULES <= read[0].count <= MOST_RULES + 1
+        assert read[0].parsed.crawl_delay("me") == 2
+        assert worker._known.currsize > RULE_SIZE * MOST_RULES
+        allowed = await fleet.get(worker, site.url("/" + "q" * 5_000))
+        assert isinstance(allowed, Success)
+        assert isinstance(await fleet.get(worker, site.url("/q7zz")), ScrapeFailed)
 
 
 async def test_an_endless_file_is_cut(fleet: Fleet) -> None:
@@ -271,8 +352,8 @@ async def test_a_hostile_file_is_read_in_no_time(fleet: Fleet) -> None:
         assert isinstance(await fleet.get(worker, site.url("/77/x")), ScrapeFailed)
         assert isinstance(await fleet.get(worker, site.url("/x")), Success)
         [known] = worker._known.values()
-        [parsed] = known.rules.values()
-        assert len(parsed._user_agents) < 12
+        [own] = known.rules.values()
+        assert len(own.parsed._user_agents) < 12
 
 
 async def test_a_delay_puts_a_call_off_once_and_tells_the_pace(fleet: Fleet) -> None:
@@ -284,10 +365,9 @@ async def test_a_delay_puts_a_call_off_once_and_tells_the_pace(fleet: Fleet) -> 
         assert first.value.delay is not None
         told = (first.value.delay.host, first.value.delay.interval)
         assert told == (f"127.0.0.1:{site.server.port}", 60.0)
-        assert await worker.admit(request) is None  # it was told
-        await fleet.clock.advance(TELL_EVERY)
-        waited = msgspec.structs.replace(request, has_waited=True)
-        assert await worker.admit(waited) == first.value.delay
+        assert await worker.admit(request) == first.value.delay
+        other = msgspec.structs.replace(request, api_key="other", has_waited=True)
+        assert await worker.admit(other) == first.value.delay
         assert site.asked == [FILE]
 
 
