@@ -159,6 +159,17 @@ class Dispatcher:
         planner, clock = self._planner, self._clock
         return HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
 
+    def kept_by_hosts(self, lane: Lane, now: float) -> list[float] | None:
+        """Return when the hosts open of the messages in hand of a lane; None if some of these do
+        not wait for a closed host."""
+        if lane.only_waits:
+            return []
+        is_waiting = lane.busy == (1 if lane.probing else 0) and lane.kept == lane.waiting
+        if self._waits is None or not is_waiting or lane.buffer or lane.refilling:
+            return None
+        opens = self._waits.closed_until(lane, now)
+        return opens if len(opens) == lane.waiting else None
+
     # -- lanes, opened and closed by discovery --
 
     def open_lane(self, run: DispatchableRun) -> None:

@@ -65,6 +65,12 @@ class HostWaits:
             if message.lane is lane:
                 scope.cancel()
 
+    def closed_until(self, lane: Lane, now: float) -> list[float]:
+        """Return when the hosts open of those messages of a lane that wait for closed ones."""
+        turns = [message.turn for message in self._scopes if message.lane is lane]
+        paces = [turn.pace for turn in turns if turn is not None and turn.pace is not None]
+        return [pace.closed_until for pace in paces if now < pace.closed_until]
+
     def _begin(self, message: InHand, turn: Turn) -> None:
         if message.lane.host:
             self._planner.wait(message.lane)

@@ -120,6 +120,15 @@ class RetryPolicy:
         return max(self._backoff.spread(step, self._clock.random()), failure.retry_after)
 
 
+def is_host_closed(settlement: Settlement | None) -> bool:
+    """Tell whether a call was refused by a host that is closed to all its tasks since."""
+    return (
+        isinstance(settlement, Retry)
+        and not settlement.burns_attempt
+        and settlement.waiting is WaitReason.RETRY_AFTER
+    )
+
+
 def _waits_since(failure: ScrapeFailed, task: Task, now: int) -> int:
     """Return since when a task waits without an attempt: no pause of another task's making, nor the
     time in a queue, counts against it."""

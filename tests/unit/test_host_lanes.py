@@ -205,3 +205,20 @@ async def test_a_run_of_which_only_closed_hosts_are_left_says_until_when() -> No
         (lane,) = reports.report().lanes
         assert (lane.reason, lane.in_flight) == (RunWaitReason.HOST_CLOSED, 0)
         assert lane.until == pytest.approx(until, abs=500)
+
+
+async def test_a_run_whose_messages_wait_in_hand_for_a_closed_host_says_so() -> None:
+    bench = world(limit=1)
+    await bench.pacing.close(host_key(A), 15.0)
+    async with bench.running():
+        await bench.submit("a", 2, hosts=(A,))
+        await bench.clock.advance(14.0)
+        await bench.pacing.close(host_key(A), 6.0)  # for what another worker was told
+        opens = bench.clock.now() + 6_000
+        await bench.clock.advance(4.0)
+        teller = reporter(bench)
+        [lane] = [one for one in teller.report().lanes if one.run_id == "a"]
+        assert (lane.reason, lane.buffered) == (RunWaitReason.HOST_CLOSED, 2)
+        assert lane.until == pytest.approx(opens, abs=100)
+        await bench.clock.advance(10.0)
+    assert len(bench.tasks.done) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies, HostRules, host_key
-from conveyor.domain.model import TaskStatus
+from conveyor.domain.model import TaskStatus, WaitReason
 from conveyor.gateway.direct import DirectGateway
 from conveyor.handlers.refusals import HostAnswers
 from conveyor.ports.pacing import HostState
@@ -113,6 +113,7 @@ async def test_a_host_is_closed_for_the_fleet_in_the_time_that_it_named(
     assert seconds <= await closed_for(api, server) <= max(seconds, 1.5 * BASE)
     assert (await work.handle(1)).hide_for is None
     assert (await work.rows())[0]["waiting"]["reason"] == "retry_after"
+    assert refused.waiting is WaitReason.HOST_RETRY_AFTER
     [task, _] = await api.tasks_of(work.run_id)
     assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
 
