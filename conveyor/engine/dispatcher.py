@@ -131,7 +131,7 @@ class Dispatcher:
             queues, policy, self._planner, clock, telemetry, options.polling, options.visibility
         )
         self._receiver.give_back = self._give_back
-        self._waits = self._waits_by(options.turns)
+        self.waits = self._waits_by(options.turns)
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
         self._calling = 0
@@ -158,17 +158,6 @@ class Dispatcher:
             return None
         planner, clock = self._planner, self._clock
         return HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
-
-    def kept_by_hosts(self, lane: Lane, now: float) -> list[float] | None:
-        """Return when the hosts open of the messages in hand of a lane; None if some of these do
-        not wait for a closed host."""
-        if lane.only_waits:
-            return []
-        is_waiting = lane.busy == (1 if lane.probing else 0) and lane.kept == lane.waiting
-        if self._waits is None or not is_waiting or lane.buffer or lane.refilling:
-            return None
-        opens = self._waits.closed_until(lane, now)
-        return opens if len(opens) == lane.waiting else None
 
     # -- lanes, opened and closed by discovery --
 
@@ -382,8 +371,8 @@ class Dispatcher:
         """Give up the claims of a lane that wait for a slot, those that are being made, and the
         messages that wait for their hosts."""
         lane.withdrawals += 1
-        if self._waits is not None:
-            self._waits.cancel(lane)
+        if self.waits is not None:
+            self.waits.cancel(lane)
         if lane.turned:
             self._spawn(partial(self._give_up, self._take_turned(lane)))
         given_up = [one for one in self._ready if one.lane is lane and one.held is not None]
@@ -539,10 +528,10 @@ class Dispatcher:
         messages = [InHand(lane, delivery, now, now) for delivery in received[: plan.count]]
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
-        if self._waits is not None and not lane.is_control:
+        if self.waits is not None and not lane.is_control:
             for message in messages:
                 self._working[message.delivery.receipt] = message
-            messages = self._waits.let_wait(messages, plan.starts or ())
+            messages = self.waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)

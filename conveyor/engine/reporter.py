@@ -180,12 +180,20 @@ class WorkerReporter:
         if closed is not None and only_wait:
             return _Reason(RunWaitReason.HOST_CLOSED, until=closed)
         if all(one.empties for one in lanes):
-            kept = [self._dispatcher.kept_by_hosts(one, now) for one in lanes]
+            kept = [self._kept(one, now) for one in lanes]
             opens = [moment for some in kept if some is not None for moment in some]
             return None if None in kept else _put_off(rows, opens)
         if permits.reason is not None:
             return _Reason(permits.reason, until=permits.until)
         return _Reason(RunWaitReason.SLOTS) if self._dispatcher.is_full else None
+
+    def _kept(self, lane: Lane, now: float) -> list[float] | None:
+        """Return when the closed hosts open for which messages in hand wait; None if some do not
+        wait for one."""
+        waits = self._dispatcher.waits
+        if lane.only_waits or waits is None:
+            return [] if lane.only_waits else None
+        return waits.closed_until(lane, now)
 
     def _told(
         self,

@@ -90,6 +90,14 @@ class RetryPolicy:
             since=since,
         )
 
+    def waits_for(self, settlement: Retry | Deferred) -> WaitReason | None:
+        """Return the reason for which a task that was put off waits, for its worker: a host that
+        refused it without an attempt is closed to all its tasks."""
+        is_refusal = isinstance(settlement, Retry) and not settlement.burns_attempt
+        if is_refusal and settlement.waiting is WaitReason.RETRY_AFTER:
+            return WaitReason.HOST_RETRY_AFTER
+        return settlement.waiting
+
     def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
         """Return the seconds to wait after `call` calls that were refused for load, or None past
         the deadline."""
@@ -118,15 +126,6 @@ class RetryPolicy:
 
     def _delay(self, failure: ScrapeFailed, step: int) -> float:
         return max(self._backoff.spread(step, self._clock.random()), failure.retry_after)
-
-
-def is_host_closed(settlement: Settlement | None) -> bool:
-    """Tell whether a call was refused by a host that is closed to all its tasks since."""
-    return (
-        isinstance(settlement, Retry)
-        and not settlement.burns_attempt
-        and settlement.waiting is WaitReason.RETRY_AFTER
-    )
 
 
 def _waits_since(failure: ScrapeFailed, task: Task, now: int) -> int:

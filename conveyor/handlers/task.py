@@ -36,7 +36,6 @@ from conveyor.handlers.retry_policy import (
     RetryPolicy,
     attempt_event,
     internal_failure,
-    is_host_closed,
     last_attempt,
     refused_body,
     trace_attributes,
@@ -805,10 +804,7 @@ class TaskHandler(StagedHandler):
         # Not for longer than was meant, if the clock was set back meanwhile.
         now = max(self._clock.now(), held.started_at)
         hide_for = max(0.0, (settlement.not_before - now) / 1000)
-        waiting = settlement.waiting
-        if is_host_closed(settlement):
-            waiting = WaitReason.HOST_RETRY_AFTER
-        return Outcome(hide_for=hide_for, waiting=waiting)
+        return Outcome(hide_for=hide_for, waiting=self._retry_policy.waits_for(settlement))
 
     def _ended(self, ended: TaskMessage, held: ClaimedTask | None, settled: Settled) -> Outcome:
         """Count and log the end of a task; `held` is None for one interrupted too often."""
