@@ -17,6 +17,8 @@ LEAST_RATE, MOST_RATE = 0.01, 1_000.0
 MOST_LIMIT = 1_000
 MOST_PATTERNS = 10_000
 _WORDS = {"limit", "rate", "together"}
+_NO_NAME = frozenset("/@*?#\\")
+"""What a URL may hold around a host, but no host."""
 
 
 def host_key(name: str, caller: str = "") -> str:
@@ -170,20 +172,30 @@ def parse_host_patterns(text: str) -> dict[str, HostPattern]:
         raise BadHostRules(f"is no TOML: {error}") from None
     if len(rows) > MOST_PATTERNS:
         raise BadHostRules(f"holds {len(rows)} patterns, of {MOST_PATTERNS} at most")
-    return {_spelled(pattern): _parse(pattern, row) for pattern, row in rows.items()}
+    patterns: dict[str, HostPattern] = {}
+    for pattern, row in rows.items():
+        spelled = _spelled(pattern)
+        if spelled in patterns:
+            raise BadHostRules(f"{pattern!r} names the hosts of another pattern, {spelled!r}")
+        patterns[spelled] = _parse(pattern, row)
+    return patterns
 
 
 def _spelled(pattern: str) -> str:
     """Return a pattern in the spelling of hosts."""
-    head, _, rest = pattern.rpartition("*.")
-    has_port = rest.rpartition(":")[2].isdecimal()
-    host = "" if rest == "*" else host_and_port(f"http://{rest}/")
-    if rest == "*" and not head:
-        return "*"
-    if not host or head or "/" in rest or "@" in rest or "*" in rest:
+    below = "*." if pattern.startswith("*.") else ""
+    rest = pattern.removeprefix(below)
+    is_any = rest == "*" or rest.startswith("*:")
+    if is_any and not below:
+        rest = f"any{rest[1:]}"
+    is_name = not (_NO_NAME.intersection(rest) or rest.endswith(":") or len(rest.split()) != 1)
+    host = host_and_port(f"http://{rest}/") if is_name else ""
+    name, _, port = host.rpartition(":")
+    is_address = name.startswith("[") or name.rpartition(".")[2].isdecimal()
+    if not host or (below and is_address):
         raise BadHostRules(f"{pattern!r} is no pattern of hosts, such as *.example.com")
-    spelled = host if has_port else host.rpartition(":")[0]
-    return f"*.{spelled}" if pattern.startswith("*.") else spelled
+    spelled = f"{below}{'*' if is_any else name}"
+    return f"{spelled}:{port}" if rest.rpartition(":")[2].isdecimal() else spelled
 
 
 def _parse(pattern: str, row: Any) -> HostPattern:

@@ -131,7 +131,7 @@ class Dispatcher:
             queues, policy, self._planner, clock, telemetry, options.polling, options.visibility
         )
         self._receiver.give_back = self._give_back
-        self._waits = self._waits_by(options.turns)
+        self.waits = self._waits_by(options.turns)
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
         self._calling = 0
@@ -371,8 +371,8 @@ class Dispatcher:
         """Give up the claims of a lane that wait for a slot, those that are being made, and the
         messages that wait for their hosts."""
         lane.withdrawals += 1
-        if self._waits is not None:
-            self._waits.cancel(lane)
+        if self.waits is not None:
+            self.waits.cancel(lane)
         if lane.turned:
             self._spawn(partial(self._give_up, self._take_turned(lane)))
         given_up = [one for one in self._ready if one.lane is lane and one.held is not None]
@@ -528,10 +528,10 @@ class Dispatcher:
         messages = [InHand(lane, delivery, now, now) for delivery in received[: plan.count]]
         beyond = received[plan.count :]
         lane.buffer.extend((delivery, now) for delivery in beyond)
-        if self._waits is not None and not lane.is_control:
+        if self.waits is not None and not lane.is_control:
             for message in messages:
                 self._working[message.delivery.receipt] = message
-            messages = self._waits.let_wait(messages, plan.starts or ())
+            messages = self.waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)

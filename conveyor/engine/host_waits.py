@@ -65,6 +65,17 @@ class HostWaits:
             if message.lane is lane:
                 scope.cancel()
 
+    def closed_until(self, lane: Lane, now: float) -> list[float] | None:
+        """Return when the hosts open of the messages in hand of a lane; None if some of these do
+        not wait for a closed host."""
+        is_waiting = lane.busy == (1 if lane.probing else 0) and lane.kept == lane.waiting
+        if not is_waiting or lane.buffer or lane.refilling:
+            return None
+        turns = [message.turn for message in self._scopes if message.lane is lane]
+        paces = [turn.pace for turn in turns if turn is not None and turn.pace is not None]
+        opens = [pace.closed_until for pace in paces if now < pace.closed_until]
+        return opens if len(opens) == lane.waiting else None
+
     def _begin(self, message: InHand, turn: Turn) -> None:
         if message.lane.host:
             self._planner.wait(message.lane)

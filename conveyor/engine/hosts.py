@@ -53,8 +53,9 @@ MATCH_EVERY = 1.0
 """Seconds between two looks at which rules hold for a lane."""
 MOST_WAITING = 500
 """Messages of one lane that wait for their hosts; a lane with so many is not asked."""
-USUAL_SECONDS = 1.0
-"""Seconds that a call to a host is taken to last before one has ended."""
+SHORT_SECONDS = 0.05
+"""Seconds that a call to a host is taken to last before one has ended: a message that comes too
+early waits in hand, one that comes too late leaves the host idle."""
 MOST_HOSTS = 20_000
 MOST_LEARNED = 20_000
 """Tasks whose hosts a worker remembers, because their messages do not name them."""
@@ -70,7 +71,8 @@ class HostStarts:
 
     The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
     while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
-    is the mean time of its calls. `knocking` messages wait for the host, one after the other.
+    is the mean time of its calls, once `has_served`. `knocking` messages wait for the host, one
+    after the other.
     """
 
     __slots__ = (
@@ -82,6 +84,7 @@ class HostStarts:
         "ceiling",
         "closed_until",
         "freed",
+        "has_served",
         "is_booking",
         "knocking",
         "last",
@@ -104,7 +107,8 @@ class HostStarts:
         self.booked_at = self.ask_at = self.last = self.closed_until = -math.inf
         self.is_booking = False
         self.ceiling = 0
-        self.seconds = USUAL_SECONDS
+        self.seconds = SHORT_SECONDS
+        self.has_served = False
         self.knocking = 0
         self.turn = anyio.Lock()
         self.freed = anyio.Event()
@@ -119,6 +123,11 @@ class HostStarts:
         """The seconds between two calls as fast as all limits allow."""
         by_limit = [self.seconds / rule.limit for rule in self.rules if rule.limit]
         return max(self.interval, *by_limit, 0.0)
+
+    def served(self, took: float) -> None:
+        """Take in how long a call lasted."""
+        self.seconds += (took - self.seconds) * (_NEWEST if self.has_served else 1.0)
+        self.has_served = True
 
     def usable(self, now: float) -> int:
         """Count the starts for which messages may be received now; forget those that are over."""
@@ -561,8 +570,7 @@ class MessageTurns(HostTurns):
         assert isinstance(message, TaskMessage)
         self._working.pop((message.run_id, message.task_id), None)
         if turn.began is not None and turn.pace is not None:
-            took = self._clock.monotonic() - turn.began
-            turn.pace.seconds += _NEWEST * (took - turn.pace.seconds)
+            turn.pace.served(self._clock.monotonic() - turn.began)
             turn.began = None
         await self.release(turn)
 

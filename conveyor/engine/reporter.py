@@ -180,10 +180,20 @@ class WorkerReporter:
         if closed is not None and only_wait:
             return _Reason(RunWaitReason.HOST_CLOSED, until=closed)
         if all(one.empties for one in lanes):
-            return _put_off(rows) if rows is not None and only_wait else None
+            kept = [self._kept(one, now) for one in lanes]
+            opens = [moment for some in kept if some is not None for moment in some]
+            return None if None in kept else _put_off(rows, opens)
         if permits.reason is not None:
             return _Reason(permits.reason, until=permits.until)
         return _Reason(RunWaitReason.SLOTS) if self._dispatcher.is_full else None
+
+    def _kept(self, lane: Lane, now: float) -> list[float] | None:
+        """Return when the closed hosts open for which messages in hand wait; None if some do not
+        wait for one."""
+        waits = self._dispatcher.waits
+        if lane.only_waits or waits is None:
+            return [] if lane.only_waits else None
+        return waits.closed_until(lane, now)
 
     def _told(
         self,
@@ -225,10 +235,12 @@ def _is_throttled(lane: Lane, rows: PutOffRows | None, now: float) -> bool:
     return rows is not None and rows.by_reason()[WaitReason.LOAD_REFUSAL] > 0
 
 
-def _put_off(rows: PutOffRows) -> _Reason | None:
-    """Name the reason for which all rows that are left wait, of a run whose queue is empty."""
-    counts: Counter[WaitReason | None] = rows.by_reason()
-    if not counts:
+def _put_off(rows: PutOffRows | None, opens: Sequence[float] = ()) -> _Reason | None:
+    """Name the reason for which all rows that are left wait, of a run whose queue is empty. Some
+    may be in hand and wait for closed hosts, which open at `opens`."""
+    counts = Counter[WaitReason | None]() if rows is None else rows.by_reason()
+    counts[WaitReason.HOST_RETRY_AFTER] += len(opens)
+    if not counts.total():
         return None
     reason = RunWaitReason.RETRY_BACKOFF
     of_hosts = any(counts[one] for one in _OF_HOSTS)
@@ -236,7 +248,8 @@ def _put_off(rows: PutOffRows) -> _Reason | None:
         reason = RunWaitReason.HOST_CLOSED
     elif counts.total() == counts[None]:
         reason = RunWaitReason.CLAIMS_HELD
-    return _Reason(reason, until=rows.first_due)
+    due = None if rows is None else rows.first_due
+    return _Reason(reason, until=min([*opens, *([] if due is None else [due])]))
 
 
 def _bounded(whole: WorkerReport, lanes: list[LaneReport]) -> WorkerReport:

@@ -62,9 +62,10 @@ class _Hop(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Tally:
-    """The requests that went out in one scrape, and the refusal of the last host, with the pause
-    that it has since."""
+    """The requests that went out in one scrape for an API key, and the refusal of the last host,
+    with the pause that it has since."""
 
+    api_key: str
     sent: int = 0
     pause: float = 0.0
     refusal: HostRefusal | None = None
@@ -79,18 +80,19 @@ _ASK_FOR_PAUSES = frozenset({429, 503})
 class HostPauses:
     """The hosts that asked to be left alone, and for how long.
 
-    A host is a name and a port, whatever the scheme. Beyond MOST_PAUSED_HOSTS of them, the pause
-    that ends first is forgotten.
+    A host is a name and a port, whatever the scheme. A pause holds for all calls, or for those of
+    one API key. Beyond MOST_PAUSED_HOSTS pauses, the one that ends first is forgotten.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ends: dict[tuple[str, int], float] = {}
+        self._ends: dict[tuple[str, int, str], float] = {}
 
-    def begin(self, target: Target, seconds: float) -> None:
-        """Leave a host alone from now on; a pause that ends later stays."""
+    def begin(self, target: Target, seconds: float, api_key: str = "") -> None:
+        """Leave a host alone from now on, with the calls of one API key if it is named; a pause
+        that ends later stays."""
         now = self._clock.monotonic()
-        host = _host(target)
+        host = (*_host(target), api_key)
         if now + seconds <= self._ends.get(host, now):
             return
         if len(self._ends) >= MOST_PAUSED_HOSTS and host not in self._ends:
@@ -99,17 +101,20 @@ class HostPauses:
                 del self._ends[min(self._ends, key=self._ends.__getitem__)]
         self._ends[host] = now + seconds
 
-    def left(self, target: Target) -> float:
-        """Return the seconds after which to call a host, spread behind the end of its pause; 0 if
-        it may be called at once."""
+    def left(self, target: Target, api_key: str = "") -> float:
+        """Return the seconds after which an API key may call a host, spread behind the end of its
+        pause; 0 if it may be called at once."""
         if not self._ends:
             return 0.0
-        host = _host(target)
-        left = self._ends.get(host, 0.0) - self._clock.monotonic()
+        host, now = _host(target), self._clock.monotonic()
+        left = max(self._left((*host, key), now) for key in {"", api_key})
+        return left + SPREAD * self._clock.random() if left else 0.0
+
+    def _left(self, key: tuple[str, int, str], now: float) -> float:
+        left = self._ends.get(key, now) - now
         if left <= 0:
-            self._ends.pop(host, None)
-            return 0.0
-        return left + SPREAD * self._clock.random()
+            self._ends.pop(key, None)
+        return max(left, 0.0)
 
 
 def _host(target: Target) -> tuple[str, int]:
@@ -123,7 +128,8 @@ class DirectGateway:
     addresses, resolved names, and the peer of each connection, at every redirect. `connections`
     bounds the open connections; `retry_after_cap` is in seconds; `lookup` replaces the system's
     resolver. A host that answers 429 or 503 with a Retry-After is left alone that long, whatever
-    the URL: until then its calls raise Postponed. Of the params, only custom_headers and
+    the URL: until then its calls raise Postponed, those of the same API key alone where the
+    request bore credentials or a header of its own. Of the params, only custom_headers and
     allowed_status_codes have an effect. A problem always has the target's own status, so
     original_status has nothing to add.
     """
@@ -156,7 +162,7 @@ class DirectGateway:
         await self._client.aclose()
 
     async def _fetch(self, request: ScrapeRequest) -> Opened:
-        tally = _Tally()
+        tally = _Tally(request.api_key)
         try:
             answer = await self._follow(request, tally)
             try:
@@ -211,7 +217,7 @@ class DirectGateway:
         host, url = hop.target.host, hop.target.url
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
             raise target_failure(TransportTrouble.REFUSED)
-        if pause := self._pauses.left(hop.target):
+        if pause := self._pauses.left(hop.target, tally.api_key):
             raise host_pause(pause)
         try:
             answer = await self._client.send(
@@ -234,8 +240,9 @@ class DirectGateway:
     def _refused(self, hop: _Hop, answer: HttpAnswer, tally: _Tally) -> None:
         """Take in that a host answers 429 or 503."""
         asked = self._asked(answer)
-        self._pauses.begin(hop.target, asked or 0.0)
-        tally.pause = self._pauses.left(hop.target)
+        # Others may be served without what this request bore.
+        self._pauses.begin(hop.target, asked or 0.0, tally.api_key if hop.is_private else "")
+        tally.pause = self._pauses.left(hop.target, tally.api_key)
         if asked is not None or answer.status == 429:
             name, port = _host(hop.target)
             tally.refusal = HostRefusal(f"{name}:{port}", asked, hop.is_private)

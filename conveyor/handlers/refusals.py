@@ -4,7 +4,7 @@ ceiling on calls in flight is lowered, and grows again with each success."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from cachetools import LRUCache
@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.hosts import HostPolicies, host_and_port, host_key, paces
+from conveyor.domain.hosts import HostPolicies, HostRule, host_and_port, host_key, paces
 from conveyor.domain.model import Job, Problem, TaskFailure, WaitReason
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import (
@@ -23,7 +23,7 @@ from conveyor.ports.gateway import (
     ScrapeFailed,
     ScrapeRequest,
 )
-from conveyor.ports.pacing import Pacing
+from conveyor.ports.pacing import HostState, Pacing
 
 SPREAD = 1.0
 """Seconds over which the first calls after the end of a pause are spread."""
@@ -98,24 +98,33 @@ class HostAnswers:
             failure.retry_after = max(failure.retry_after, pause + SPREAD * self._clock.random())
 
     async def refused(self, job: Job, refusal: HostRefusal, began: float) -> float | None:
-        """Close a host that refused a call, or lower its ceiling if it did not say for how long;
-        one that has none, or the lowest, is closed for a backoff. Return the seconds for which it
-        is closed, None where no policy holds."""
+        """Close a host that refused a call, or lower its ceiling under the strictest rule if it did
+        not say for how long; one without a limit, or with the lowest ceiling, is closed for a
+        backoff. Return the seconds for which it is closed, None where no policy holds."""
         rules = self._policies.rules_of(refusal.host, job.caller, job.politeness)
         if not rules:
             return None
         key = host_key(refusal.host, job.caller) if refusal.is_private else rules[0].key
-        limit = next((rule.limit for rule in rules if rule.key == key), 0)
+        limits = [rule for rule in rules if rule.limit and (not refusal.is_private or rule.caller)]
         seconds = max(refusal.seconds or 0.0, self._backoff.spread(1, self._clock.random()))
         try:
-            if refusal.seconds is None and limit > 1:
-                age = self._clock.monotonic() - began
-                if await self._pacing.lower(key, limit, age) > 1:
+            if refusal.seconds is None and limits:
+                strictest = await self._strictest(limits)
+                key, age = strictest.key, self._clock.monotonic() - began
+                if strictest.limit > 1 and await self._pacing.lower(key, strictest.limit, age) > 1:
                     return 0.0
             await self._pacing.close(key, seconds)
         except ConveyorError as error:
             log_failure(_log, "the fleet was not told that a host refuses calls", error)
         return seconds
+
+    async def _strictest(self, limits: Sequence[HostRule]) -> HostRule:
+        """Return the rule that allows the fewest calls in flight now."""
+        if len(limits) == 1:
+            return limits[0]
+        states = await self._pacing.state([rule.key for rule in limits])
+        nothing = HostState()
+        return min(limits, key=lambda rule: states.get(rule.key, nothing).ceiling or rule.limit)
 
     async def served(self, job: Job, url: str) -> None:
         """Let the lowered ceiling of a host that answered grow by one."""

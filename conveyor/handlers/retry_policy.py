@@ -90,6 +90,14 @@ class RetryPolicy:
             since=since,
         )
 
+    def waits_for(self, settlement: Retry | Deferred) -> WaitReason | None:
+        """Return the reason for which a task that was put off waits, for its worker: a host that
+        refused it without an attempt is closed to all its tasks."""
+        is_refusal = isinstance(settlement, Retry) and not settlement.burns_attempt
+        if is_refusal and settlement.waiting is WaitReason.RETRY_AFTER:
+            return WaitReason.HOST_RETRY_AFTER
+        return settlement.waiting
+
     def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
         """Return the seconds to wait after `call` calls that were refused for load, or None past
         the deadline."""

@@ -806,7 +806,7 @@ class TaskHandler(StagedHandler):
         # Not for longer than was meant, if the clock was set back meanwhile.
         now = max(self._clock.now(), held.started_at)
         hide_for = max(0.0, (settlement.not_before - now) / 1000)
-        return Outcome(hide_for=hide_for, waiting=settlement.waiting)
+        return Outcome(hide_for=hide_for, waiting=self._retry_policy.waits_for(settlement))
 
     def _ended(self, ended: TaskMessage, held: ClaimedTask | None, settled: Settled) -> Outcome:
         """Count and log the end of a task; `held` is None for one interrupted too often."""

@@ -8,12 +8,12 @@ have said.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
-from conveyor.domain.hosts import HostRule, host_and_port
+from conveyor.domain.hosts import HostRule, host_and_port, paces
 from conveyor.domain.model import Job, Run, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.domain.text_rules import rfc3339
@@ -67,12 +67,22 @@ class HostQueries:
         found.pop("", None)
         busiest = sorted(found.items(), key=lambda one: one[1].rank, reverse=True)[:MOST_HOSTS]
         rules = {host: self._rules(view.job, host) for host, _ in busiest}
-        states = await self._states(rules)
+        # A host may be closed to the caller alone, whichever rule holds.
+        keys = {host: paces(some, host, view.job.caller) for host, some in rules.items() if some}
+        states = await self._states(keys)
         return HostsBody(
             run_id=run.run_id,
             tasks=run.stats.total,
             counted_tasks=counted,
-            hosts=[self._body(host, tally, rules[host], states) for host, tally in busiest],
+            hosts=[
+                self._body(
+                    host,
+                    tally,
+                    rules[host],
+                    [states[key] for key in keys.get(host, ()) if key in states],
+                )
+                for host, tally in busiest
+            ],
             more_hosts=len(found) - len(busiest),
         )
 
@@ -105,19 +115,18 @@ class HostQueries:
     def _rules(self, job: Job, host: str) -> tuple[HostRule, ...]:
         return self._context.policies.rules_of(host, job.caller, job.politeness)
 
-    async def _states(self, rules: Mapping[str, tuple[HostRule, ...]]) -> Mapping[str, HostState]:
+    async def _states(self, keys: Mapping[str, Iterable[str]]) -> Mapping[str, HostState]:
         """Ask what the hosts have said for which rules hold; nothing is asked without any."""
-        keys = dict.fromkeys(rule.key for some in rules.values() for rule in some)
-        return await self._context.pacing.state(keys) if keys else {}
+        asked = dict.fromkeys(key for some in keys.values() for key in some)
+        return await self._context.pacing.state(asked) if asked else {}
 
     def _body(
         self,
         host: str,
         tally: _Tally,
         rules: tuple[HostRule, ...],
-        states: Mapping[str, HostState],
+        said: Sequence[HostState],
     ) -> HostBody:
-        said = [states[rule.key] for rule in rules if rule.key in states]
         closed_for = max((one.closed_for for one in said), default=0.0)
         until = self._context.clock.now() + round(closed_for * 1_000)
         return HostBody(

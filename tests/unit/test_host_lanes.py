@@ -309,3 +309,20 @@ async def test_a_limit_that_is_given_to_a_busy_host_does_not_stop_its_lane() -> 
         before = len(bench.starts)
         await bench.clock.advance(6.0)
         assert len(bench.starts) - before >= 4
+
+
+async def test_a_run_whose_messages_wait_in_hand_for_a_closed_host_says_so() -> None:
+    bench = world(limit=1)
+    await bench.pacing.close(host_key(A), 15.0)
+    async with bench.running():
+        await bench.submit("a", 2, hosts=(A,))
+        await bench.clock.advance(14.0)
+        await bench.pacing.close(host_key(A), 6.0)  # for what another worker was told
+        opens = bench.clock.now() + 6_000
+        await bench.clock.advance(4.0)
+        teller = reporter(bench)
+        [lane] = [one for one in teller.report().lanes if one.run_id == "a"]
+        assert (lane.reason, lane.buffered) == (RunWaitReason.HOST_CLOSED, 2)
+        assert lane.until == pytest.approx(opens, abs=100)
+        await bench.clock.advance(10.0)
+    assert len(bench.tasks.done) == 2

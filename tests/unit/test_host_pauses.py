@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from email.utils import formatdate
 from pathlib import Path
 
@@ -58,6 +59,14 @@ async def fetch(gateway: DirectGateway, url: str, **params: str) -> ScrapeFailed
             return None
     except ScrapeFailed as failed:
         return failed
+
+
+@asynccontextmanager
+async def _refused(gateway: DirectGateway, request: ScrapeRequest) -> AsyncIterator[ScrapeFailed]:
+    with pytest.raises(ScrapeFailed) as raised:
+        async with gateway.scrape(request):
+            pass
+    yield raised.value
 
 
 # -- the gateway --
@@ -134,6 +143,31 @@ async def test_a_redirect_does_not_lead_to_a_host_in_its_pause(
     assert isinstance(postponed, Postponed)
     assert postponed.sent == 1
     assert len(server.all_requests) == 1
+
+
+@pytest.mark.parametrize("private", ["custom_headers", "credentials"])
+async def test_a_refusal_of_what_a_caller_sent_pauses_no_other_caller(
+    gateway: DirectGateway, server: RawServer, private: str
+) -> None:
+    url, params = asking(server, 429, "3"), {}
+    if private == "credentials":
+        url = url.replace("http://", "http://eve:wrong@")
+    else:
+        params = {"custom_headers": '{"X-Token": "eve"}'}
+    async with _refused(gateway, ScrapeRequest(url, "eve", params=params)) as failed:
+        assert failed.retry_after >= 3.0
+
+    async with gateway.scrape(ScrapeRequest(server.url("/another"), "frank")):
+        pass
+    async with _refused(gateway, ScrapeRequest(server.url("/another"), "eve")) as failed:
+        assert isinstance(failed, Postponed)
+
+    async with _refused(gateway, ScrapeRequest(asking(server, 429, "2"), "frank")):
+        pass  # what anybody may send closes the host to all
+    async with _refused(gateway, ScrapeRequest(server.url("/another"), "grace")) as failed:
+        assert isinstance(failed, Postponed)
+        assert failed.retry_after < 3.0
+    assert len(server.all_requests) == 3
 
 
 def test_a_host_is_a_name_and_a_port(clock: FakeClock) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies, HostRules, host_key
-from conveyor.domain.model import TaskStatus
+from conveyor.domain.model import TaskStatus, WaitReason
 from conveyor.gateway.direct import DirectGateway
 from conveyor.handlers.refusals import HostAnswers
 from conveyor.ports.pacing import HostState
@@ -113,6 +113,7 @@ async def test_a_host_is_closed_for_the_fleet_in_the_time_that_it_named(
     assert seconds <= await closed_for(api, server) <= max(seconds, 1.5 * BASE)
     assert (await work.handle(1)).hide_for is None
     assert (await work.rows())[0]["waiting"]["reason"] == "retry_after"
+    assert refused.waiting is WaitReason.HOST_RETRY_AFTER
     [task, _] = await api.tasks_of(work.run_id)
     assert (task.status, task.attempts) == (TaskStatus.PENDING, 0)
 
@@ -200,6 +201,38 @@ async def test_a_host_that_names_no_time_gets_half_as_much(api: Api, server: Raw
     assert await ceiling() == 2
     assert [row["waiting"]["reason"] for row in await refusing.rows()] == ["load_refusal"] * 2
 
+    await workers.aclose()
+
+
+@pytest.mark.parametrize(
+    ("servers", "own", "expected"),
+    [(0, 8, [0, 4]), (100, 8, [0, 4]), (6, 8, [3, 0]), (8, 8, [4, 0])],
+)
+async def test_what_is_halved_is_the_strictest_limit_of_server_and_job(
+    api: Api, server: RawServer, servers: int, own: int, expected: list[int]
+) -> None:
+    workers = Workers(api, limit=servers)
+    caller = api.service.identify(KEY).caller_id
+    keys = [host_key(f"127.0.0.1:{server.port}", one) for one in ("", caller)]
+    work = await workers.work(asking(server, 429), max_attempts=1, politeness={"per_host": own})
+    await work.handle(0)
+    states = await api.binding.pacing.state(keys)
+    ceilings = [states.get(key, HostState()).ceiling for key in keys]
+    assert ceilings == expected
+    assert await closed_for(api, server) == await closed_for(api, server, KEY) == 0
+    await workers.aclose()
+
+
+async def test_a_limit_that_is_lowered_already_may_be_the_strictest(
+    api: Api, server: RawServer
+) -> None:
+    workers = Workers(api, limit=100)
+    key = host_key(f"127.0.0.1:{server.port}")
+    await api.binding.pacing.lower(key, 8)
+    await api.clock.advance(1.0)
+    work = await workers.work(asking(server, 429), **POLITE)
+    await work.handle(0)
+    assert (await api.binding.pacing.state([key]))[key].ceiling == 2
     await workers.aclose()
 
 

@@ -70,6 +70,14 @@ def test_the_closest_pattern_holds_and_the_server_says_the_rest(
     assert HostRules(limit=5, rate=4.0, patterns=PATTERNS).rule_of(url) == rule
 
 
+def test_a_pattern_may_name_a_port_of_every_host() -> None:
+    text = '"*:8080" = { limit = 1 }\n"*" = { limit = 7 }\n"[::1]:81" = { limit = 3 }'
+    rules = HostRules(patterns=parse_host_patterns(text))
+    assert rules.rule_for("a.example:8080").limit == 1
+    assert rules.rule_for("a.example:80").limit == 7
+    assert rules.rule_for("[::1]:81").limit == 3
+
+
 def test_without_limits_no_rule_holds() -> None:
     assert HostRules().rule_of("https://example.com/") is None
 
@@ -89,6 +97,20 @@ def test_without_limits_no_rule_holds() -> None:
         ('"a*.example" = {}', "is no pattern of hosts"),
         ('"https://a.example/" = {}', "is no pattern of hosts"),
         ('"" = {}', "is no pattern of hosts"),
+        ('"*.*" = {}', "is no pattern of hosts"),
+        ('"*.*:80" = {}', "is no pattern of hosts"),
+        ('"*:" = {}', "is no pattern of hosts"),
+        ('"*:http" = {}', "is no pattern of hosts"),
+        ('"*:80:80" = {}', "is no pattern of hosts"),
+        ('"h?q" = {}', "is no pattern of hosts"),
+        ('"h#q" = {}', "is no pattern of hosts"),
+        (r'"h\\x" = {}', "is no pattern of hosts"),
+        (r'"h\tx" = {}', "is no pattern of hosts"),
+        ('"*.7" = {}', "is no pattern of hosts"),
+        ('"*.192.0.2.1" = {}', "is no pattern of hosts"),
+        ('"*.[::1]" = {}', "is no pattern of hosts"),
+        ('"EXAMPLE.com" = {}\n"example.com" = {}', "'example.com' names the hosts of another"),
+        ('"*.a.example" = {}\n"*.A.example." = {}', "names the hosts of another"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_where(text: str, words: str) -> None:

@@ -12,7 +12,7 @@ from conveyor.domain.run_waits import LaneReport, WorkerReport
 from conveyor.domain.text_rules import rfc3339
 from conveyor.service import hosts
 from conveyor.service.waiting import READ_EVERY
-from tests.unit.http_api import Api, open_api, problem_of
+from tests.unit.http_api import KEY, Api, open_api, problem_of
 
 SHOP, NEWS = "shop.test:443", "news.test:8080"
 POLICIES = HostPolicies(
@@ -90,6 +90,16 @@ async def test_the_closest_limits_show_and_what_a_host_has_said(tmp_path: Path) 
         found = await hosts_of(api, job_id, run_id)
         until = rfc3339(api.clock.now() + 60_000)
         assert {"ceiling": 2, "closed_until": until}.items() <= found["hosts"][0].items()
+
+
+async def test_a_host_shows_that_it_is_closed_to_the_caller_alone(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data", policies=POLICIES) as api:
+        job_id, run_id = await submitted(api, "https://a.shop.test/")
+        caller = api.service.identify(KEY).caller_id
+        await api.binding.pacing.close(host_key("a.shop.test:443", caller), 60)
+        found = await hosts_of(api, job_id, run_id)
+        until = rfc3339(api.clock.now() + 60_000)
+        assert {"limit": 5, "closed_until": until}.items() <= found["hosts"][0].items()
 
 
 async def test_a_rerun_shows_only_what_it_does_itself(tmp_path: Path) -> None:

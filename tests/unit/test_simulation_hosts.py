@@ -4,6 +4,7 @@ more starts than the rate, and no message more than twice for its host."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from conveyor.simulation import (
     HostRefuses,
     JobPlan,
     Kill,
+    Latency,
     PermitsDown,
     PermitsRestartEmpty,
     Report,
@@ -68,6 +70,21 @@ def test_a_message_comes_twice_at_most_for_its_host() -> None:
     assert report.host_peak == LIMIT, "the limit is reached"
     assert report.most_received == 2
     assert 1.0 < report.amplification <= 2.0
+
+
+def test_a_host_of_short_calls_is_busy_from_the_first_on() -> None:
+    report = simulate(
+        Scenario(
+            world=replace(REALISTIC, gateway=Latency(0.1, 0.0)),
+            policy="reserve",
+            jobs=(JobPlan(tasks=100, cap=60),),
+            workers=1,
+            host_limit=2,
+        )
+    )
+    assert (report.completed, report.host_peak) == (100, 2)
+    assert report.most_received <= 2
+    assert report.elapsed_s <= 1.25 * 100 * 0.1 / 2
 
 
 def lanes(*, tasks: int, hosts: int, skew: float = 0.0, cap: int = 400) -> Report:
