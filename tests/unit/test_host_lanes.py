@@ -295,9 +295,9 @@ async def test_a_limit_that_is_given_to_a_busy_host_does_not_stop_its_lane() -> 
     assert turns is not None
     come = turns.come
 
-    async def come_late(run_id: str, task_id: str, url: str) -> None:
+    async def come_late(run_id: str, task_id: str, url: str, asked: float | None = None) -> None:
         await bench.clock.sleep(0.05)
-        await come(run_id, task_id, url)
+        await come(run_id, task_id, url, asked)
 
     turns.come = come_late  # type: ignore[method-assign]
     bench.queues._window = 10_000
