@@ -220,11 +220,6 @@ class HostPaces:
         pace = self.of(lane)
         return pace is not None and bool(pace.starts)
 
-    def ceiling(self, lane: Lane) -> int:
-        """Return the lowered limit of the host of a lane, 0 if it is not."""
-        pace = self.of(lane)
-        return 0 if pace is None else pace.ceiling
-
     def rules_of(self, lane: Lane) -> tuple[HostRule, ...]:
         """Return the rules that hold for a lane of one host."""
         pace = self.of(lane)
@@ -451,6 +446,9 @@ class MessageTurns(HostTurns):
             await wait_or_timeout(pace.freed, self._clock, again)
 
     async def _take_permits(self, turn: Turn, leases: tuple[JobLease, ...]) -> bool:
+        if turn.pace is not None and self._paces.under(turn.lane, turn.host) is turn.pace:
+            # The server's rules may have changed while the message waited.
+            self._permits.guest_leases(turn.pace.rules)
         for lease in leases:
             if not self._permits.has_spare(lease, self._clock.monotonic()):
                 await self._permits.knock(lease)
@@ -542,8 +540,7 @@ class MessageTurns(HostTurns):
                 continue
             assert turn.start is not None
             await self._sleep_until(turn.start - LATE)
-            if self._clock.monotonic() - pace.seen_at > FRESH:
-                await self._see(pace)
+            await self._see(turn, pace)
             await self._sleep_until(turn.start)
             if self._clock.monotonic() < pace.closed_until:
                 raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
@@ -581,9 +578,20 @@ class MessageTurns(HostTurns):
         await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
         return False
 
-    async def _see(self, pace: HostStarts) -> None:
-        """Look whether a host was closed meanwhile."""
-        states = (await self._paces.pacing.state(pace.steps)).values()
+    async def _see(self, turn: Turn, pace: HostStarts) -> None:
+        """Look whether a host was closed meanwhile, unless that was just seen, and by which keys
+        its ceiling is lowered: of a booking only the lowest is known."""
+        lane = turn.lane
+        leases = self._permits.lane_leases(lane) if lane.host else turn.leases
+        heeded = min((lease.ceiling for lease in leases if lease.ceiling), default=0)
+        is_heeded = not leases or heeded == pace.ceiling
+        if is_heeded and self._clock.monotonic() - pace.seen_at <= FRESH:
+            return
+        known = await self._paces.pacing.state(pace.steps)
+        for lease in leases:
+            state = known.get(lease.job_id)
+            lease.see(state.ceiling if state else 0, self._clock.monotonic())
+        states = known.values()
         pace.seen_at = self._clock.monotonic()
         pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
         closed_for = max((state.closed_for for state in states), default=0.0)
