@@ -158,13 +158,15 @@ class HostStarts:
 
 
 class HostPaces:
-    """The paces of one worker, by the keys of the rules that hold."""
+    """The paces of one worker, by the keys of the rules that hold, and by a run's own rule."""
 
     def __init__(self, pacing: Pacing, policies: HostPolicies, clock: Clock) -> None:
         self.pacing = pacing
         self.policies = policies
         self._clock = clock
-        self._paces: LRUCache[tuple[str, ...], HostStarts] = LRUCache(MOST_HOSTS)
+        self._paces: LRUCache[tuple[tuple[str, ...], tuple[HostRule, ...]], HostStarts] = LRUCache(
+            MOST_HOSTS
+        )
         self._by_lane: dict[Lane, HostStarts | None] = {}
         self._matched_at = clock.monotonic()
 
@@ -178,7 +180,8 @@ class HostPaces:
         if not rules:
             return None
         steps = paces(rules, host, lane.owner.caller)
-        keys = tuple(steps)
+        # Jobs of one caller may differ in their own rule, under one key; the server's may change.
+        keys = (tuple(steps), rules[1:])
         pace = self._paces.get(keys)
         if pace is None:
             pace = self._paces[keys] = HostStarts(rules)

@@ -191,6 +191,77 @@ async def test_a_job_with_a_stricter_limit_waits_until_its_caller_makes_fewer_ca
     assert bench.tasks.peak[run_queue("strict")] <= 2
 
 
+def most_in_flight(bench: World, since: float, seconds: float = 1.0) -> int:
+    """Return the most calls at a time of those that began since then."""
+    starts = [start for start in starts_of(bench) if start >= since]
+    lasts = seconds - 0.01
+    return max(sum(begin <= start < begin + lasts for begin in starts) for start in starts)
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()])
+async def test_a_limit_that_is_lowered_holds_as_the_calls_end(lanes: tuple[str, ...]) -> None:
+    bench = world(limit=4, workers=2)
+    async with bench.running():
+        await bench.submit("a", 99, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(3.0)
+        assert most_in_flight(bench, 0.0) == 4
+        bench.limits = HostRules(limit=1)
+        await bench.clock.advance(4.0)
+        lowered = bench.clock.monotonic()
+        await bench.clock.advance(4.0)
+        assert bench.permits.total(host_key(A)) <= 1
+    assert most_in_flight(bench, lowered) == 1
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()])
+async def test_a_ceiling_holds_over_the_fleet(lanes: tuple[str, ...]) -> None:
+    bench = world(limit=8, workers=3)
+    async with bench.running():
+        await bench.submit("a", 99, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(3.0)
+        assert await bench.pacing.lower(host_key(A), 4) == 2
+        await bench.clock.advance(3.0)
+        lowered = bench.clock.monotonic()
+        await bench.clock.advance(5.0)
+    assert most_in_flight(bench, lowered) == 2
+
+
+async def test_the_ceiling_of_one_caller_slows_no_other() -> None:
+    bench = world(limit=6)
+    polite = Politeness(per_host=6)
+    async with bench.running():
+        await bench.pacing.lower(host_key(A, "c"), 2)
+        await bench.submit("a", 40, hosts=(A,), lanes=(A,), caller="c", politeness=polite)
+        await bench.submit("b", 40, hosts=(A,), lanes=(A,), caller="d")
+        await bench.clock.advance(5.0)
+    assert bench.tasks.peak[host_queue("a", 0)] == 1
+    assert bench.tasks.peak["all"] == 6
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()])
+async def test_jobs_of_one_caller_keep_each_its_own_rules(lanes: tuple[str, ...]) -> None:
+    bench = world()
+    strict, loose = Politeness(per_host_rate=0.5), Politeness(per_host_rate=5.0)
+    async with bench.running():
+        await bench.submit("y", 20, hosts=(A,), lanes=lanes, caller="c", politeness=strict)
+        await bench.submit("x", 99, hosts=(A,), lanes=lanes, caller="c", politeness=loose)
+        await bench.clock.advance(10.0)
+    mine = {task for _, task in bench.rows["y"]}
+    assert 2 <= sum(task in mine for task in bench.tasks.done) <= 6
+    assert len(bench.tasks.done) > 8
+
+
+async def test_a_limit_of_ones_own_holds_beside_a_looser_one_on_host_lanes() -> None:
+    bench = world()
+    strict, loose = Politeness(per_host=1), Politeness(per_host=4)
+    async with bench.running():
+        await bench.submit("y", 4, hosts=(A,), lanes=(A,), caller="c", politeness=strict)
+        await bench.submit("x", 12, hosts=(A,), lanes=(A,), caller="c", politeness=loose)
+        await bench.clock.advance(8.0)
+    assert bench.tasks.peak[host_queue("y", 0)] <= 1
+    assert bench.tasks.peak["all"] == 4
+
+
 async def test_a_run_of_which_only_closed_hosts_are_left_says_until_when() -> None:
     bench = world(limit=2)
     await bench.pacing.close(host_key(A), 30.0)
