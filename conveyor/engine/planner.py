@@ -244,8 +244,8 @@ class Planner:
         """End a receive: `started` of the messages it asked for will be started."""
         lane = plan.lane
         self.free(lane, plan.count - started)
-        if plan.starts:
-            self._policy.put_back(lane, plan.starts[started:])
+        if lane.host and started < plan.count:
+            self._policy.put_back(lane, (plan.starts or ())[started:])
         lane.refilling -= plan.extra
         if plan.count:
             lane.probing = False
@@ -329,7 +329,7 @@ class Planner:
         self, lane: Lane, count: int, now: float, *, may_wait: bool, buffers: bool
     ) -> Receive:
         """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
-        other for as many as a receive may bring."""
+        other for as many as a receive may bring, with their starts."""
         if not lane.empties:
             extra = 0
             if buffers and self._claims_at_once == 1:
@@ -348,8 +348,7 @@ class Planner:
         if wait and not (lane.is_control or lane.host):
             self._probes += 1
         self._book(lane, 1)
-        starts = self._policy.take(lane, 1)
-        return Receive(lane, 1, wait=wait, empties=lane.empties, starts=starts)
+        return Receive(lane, 1, wait=wait, empties=lane.empties)
 
     def _book(self, lane: Lane, count: int) -> None:
         lane.busy += count

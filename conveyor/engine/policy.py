@@ -97,7 +97,8 @@ class Policy(Protocol):
         ...
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
-        """Have starts again for which no message came."""
+        """Note that fewer messages came than were asked of the lane of one host; have `starts`
+        again that none of them uses."""
         ...
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
