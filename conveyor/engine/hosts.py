@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Protocol
 
 import anyio
@@ -328,6 +329,11 @@ class Turn:
         return all(lease.life == life for lease, life in zip(self.leases, self.lives, strict=True))
 
 
+_IN_SLOT: ContextVar[tuple[str, str, Turn] | None] = ContextVar("conveyor_turn", default=None)
+"""The message that is worked here, by run and task: another receipt of the same task has a turn of
+its own."""
+
+
 class HostPermits(Protocol):
     """The permits of hosts of one worker."""
 
@@ -365,7 +371,6 @@ class MessageTurns(HostTurns):
         self._permits = permits
         self._clock = clock
         self._holding: set[Turn] = set()
-        self._working: dict[tuple[str, str], Turn] = {}
         self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
 
     # -- messages that have come --
@@ -506,13 +511,11 @@ class MessageTurns(HostTurns):
         message = delivery.message
         assert isinstance(message, TaskMessage)
         turn.scope = scope
-        self._working[message.run_id, message.task_id] = turn
+        _IN_SLOT.set((message.run_id, message.task_id, turn))
 
-    async def end(self, turn: Turn, delivery: Delivery) -> None:
+    async def end(self, turn: Turn) -> None:
         """Note that a slot has done with a message: its call, if one was made, has ended."""
-        message = delivery.message
-        assert isinstance(message, TaskMessage)
-        self._working.pop((message.run_id, message.task_id), None)
+        _IN_SLOT.set(None)
         if turn.began is not None and turn.pace is not None:
             took = self._clock.monotonic() - turn.began
             turn.pace.seconds += _NEWEST * (took - turn.pace.seconds)
@@ -520,7 +523,7 @@ class MessageTurns(HostTurns):
         await self.release(turn)
 
     async def come(self, run_id: str, task_id: str, url: str) -> None:
-        turn = self._working.get((run_id, task_id))
+        turn = _turn_here(run_id, task_id)
         if turn is None:
             return
         if not turn.host:
@@ -531,7 +534,7 @@ class MessageTurns(HostTurns):
             turn.began = self._clock.monotonic()
 
     def is_lowered(self, run_id: str, task_id: str) -> bool:
-        turn = self._working.get((run_id, task_id))
+        turn = _turn_here(run_id, task_id)
         return turn is not None and turn.pace is not None and turn.pace.ceiling > 0
 
     async def _come(self, turn: Turn, pace: HostStarts) -> None:
@@ -616,6 +619,11 @@ class MessageTurns(HostTurns):
         left = moment - self._clock.monotonic()
         if left > 0:
             await self._clock.sleep(left)
+
+
+def _turn_here(run_id: str, task_id: str) -> Turn | None:
+    here = _IN_SLOT.get()
+    return here[2] if here is not None and here[:2] == (run_id, task_id) else None
 
 
 def _postponed(seconds: float, waiting: WaitReason) -> Postponed:

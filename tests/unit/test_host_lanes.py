@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
+import anyio
 import pytest
 
 from conveyor.domain.hosts import HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
-from conveyor.ports.queues import TaskMessage, host_queue, run_queue
+from conveyor.ports.queues import Delivery, TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
 from tests.unit.test_worker_reports import reporter
 
@@ -261,6 +263,35 @@ async def test_a_limit_of_ones_own_holds_beside_a_looser_one_on_host_lanes() -> 
     assert len(bench.tasks.done) == 16
     assert bench.tasks.peak[host_queue("y", 0)] == 1
     assert bench.tasks.peak["all"] == 4
+
+
+async def test_a_second_receipt_of_a_task_does_not_take_the_turn_of_the_first() -> None:
+    bench = world(rate=0.5)
+    turns, came = bench.members[0].turns, []
+    assert turns is not None
+
+    async def work(receipt: str, seconds: float, *, calls: bool) -> None:
+        message = TaskMessage("job-a", "a", "task", version=2, host=A)
+        delivery = Delivery(run_queue("a"), message, receipt, 1)
+        lane = bench.dispatcher.lanes.get("a")
+        assert lane is not None
+        turn = turns.turn_of(lane, delivery, None)
+        assert turn is not None
+        turns.begin(turn, delivery, anyio.CancelScope())
+        await bench.clock.sleep(seconds)
+        if calls:
+            await turns.come("a", "task", URL_A)
+            came.append(bench.clock.monotonic())
+        await turns.end(turn)
+
+    async with bench.running():
+        await bench.submit("a", 50, hosts=(B,))
+        await bench.pacing.book(host_key(A), 2.0)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(work, "first", 0.2, calls=True))
+            group.start_soon(partial(work, "second", 0.1, calls=False))
+            await bench.clock.advance(4.0)
+    assert came[0] >= 2.0
 
 
 async def test_a_run_of_which_only_closed_hosts_are_left_says_until_when() -> None:
