@@ -118,15 +118,20 @@ class HostStarts:
 
     def usable(self, now: float) -> int:
         """Count the starts for which messages may be received now; forget those that are over."""
+        self.lapse(now)
         starts, early = self.starts, now + AHEAD
+        if not starts or now < self.closed_until:
+            return 0
+        return len(starts) if starts[-1] <= early else sum(start <= early for start in starts)
+
+    def lapse(self, now: float) -> None:
+        """Forget the starts that are over."""
+        starts = self.starts
         if self.interval:
             while starts and starts[0] < now - LATE:
                 starts.popleft()
         elif starts and now - self.booked_at > KEPT:
             starts.clear()
-        if not starts or now < self.closed_until:
-            return 0
-        return len(starts) if starts[-1] <= early else sum(start <= early for start in starts)
 
     def wanted(self, most: int, now: float) -> int:
         """Return how many starts to book now, of `most` that could be used."""
@@ -211,18 +216,24 @@ class HostPaces:
 
     def askable(self, lane: Lane, most: int, now: float) -> int:
         """Return how many messages, of `most`, may be asked of a lane now: those for which there
-        are starts, or else for which some may be booked."""
+        are starts, or else for which some may be booked. An empty lane is asked for one without a
+        start, which would be lost."""
         pace = self.of(lane)
         if pace is None:
             return most
         if pace.ceiling:
             most = min(most, pace.ceiling - lane.busy + lane.unsettled)
+        if lane.empties:
+            return 0 if now < pace.closed_until else min(most, 1)
         return min(most, pace.usable(now) or pace.wanted(most, now))
 
-    def has_starts(self, lane: Lane) -> bool:
-        """Tell whether starts of a lane are in hand."""
+    def has_starts(self, lane: Lane, now: float) -> bool:
+        """Tell whether starts of a lane are in hand that are not over."""
         pace = self.of(lane)
-        return pace is not None and bool(pace.starts)
+        if pace is None:
+            return False
+        pace.lapse(now)
+        return bool(pace.starts)
 
     def rules_of(self, lane: Lane) -> tuple[HostRule, ...]:
         """Return the rules that hold for a lane of one host."""
@@ -400,7 +411,7 @@ class MessageTurns(HostTurns):
             return True
         if not turn.lane.host:
             return False
-        return turn.start is None or turn.start - NEAR <= self._clock.monotonic()
+        return turn.start is not None and turn.start - NEAR <= self._clock.monotonic()
 
     async def enter(self, turn: Turn) -> float | None:
         """Wait until the start of a message is near, with permits of its host in hand. Return the
@@ -408,13 +419,27 @@ class MessageTurns(HostTurns):
 
         Raises ConveyorError(unavailable) if the ledger does not answer.
         """
-        if not turn.lane.host and turn.start is None:
-            place = await self._knock(turn)
+        if turn.start is None:
+            place = await (self._wait_for_start(turn) if turn.lane.host else self._knock(turn))
             if place is not None:
                 return place
         if turn.start is not None:
             await self._sleep_until(turn.start - NEAR)
         return None
+
+    async def _wait_for_start(self, turn: Turn) -> float | None:
+        """Take the next start of a host for a message of its lane that came without one."""
+        pace = turn.pace
+        assert pace is not None
+        while self._clock.monotonic() >= pace.closed_until:
+            pace.lapse(self._clock.monotonic())
+            if pace.starts:
+                turn.start = pace.starts.popleft()
+                return None
+            if await self._take_start(turn, pace):
+                return None
+            await self._sleep_until(pace.ask_at)
+        return await self._place(pace)
 
     async def _knock(self, turn: Turn) -> float | None:
         """Take permits and a start of a host, behind those that knocked before."""
@@ -557,13 +582,7 @@ class MessageTurns(HostTurns):
     async def _hold_permits(self, turn: Turn, pace: HostStarts) -> None:
         """Return once there are permits for a message, which may have lost its own."""
         if turn.lane.host:
-            leases = self._permits.lane_leases(turn.lane)
-            while not all(
-                self._permits.is_kept(lease, self._clock.monotonic()) for lease in leases
-            ):
-                for lease in leases:
-                    await self._permits.knock(lease)
-                await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
+            await self._regain(turn, pace)
             return
         if turn in self._holding and turn.has_permits:
             return
@@ -573,6 +592,18 @@ class MessageTurns(HostTurns):
         place = await self._knock(turn)
         if place is not None:
             raise _postponed(place, WaitReason.HOST_LIMIT)
+
+    async def _regain(self, turn: Turn, pace: HostStarts) -> None:
+        """Return once a lane of one host has permits for all its messages. Raises Postponed after a
+        while: those that wait may be more than the limit allows."""
+        leases = self._permits.lane_leases(turn.lane)
+        until = self._clock.monotonic() + PATIENCE
+        while not all(self._permits.is_kept(lease, self._clock.monotonic()) for lease in leases):
+            if self._clock.monotonic() >= until:
+                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+            for lease in leases:
+                await self._permits.knock(lease)
+            await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
 
     async def _take_start_here(self, turn: Turn, pace: HostStarts) -> bool:
         """Book a start for a message in a slot. Raises Postponed if its host is closed."""

@@ -44,6 +44,8 @@ fence after it was away for half a lease."""
 SEEN = 1.0
 """Seconds for which the ceiling of a host is taken to hold before more of its permits are asked
 for."""
+UNANSWERED_PAUSE = 1.0
+"""Seconds after which a ledger that did not answer is asked for more permits again."""
 
 
 class ReservePolicy:
@@ -168,6 +170,10 @@ class ReservePolicy:
                 await self._hold(lease, 0)
             lease.refused(self._clock.monotonic(), self._clock.random())
             return state.granted
+        except Exception:
+            # Messages in hand would have it asked again at once.
+            lease.cool_until = self._clock.monotonic() + UNANSWERED_PAUSE
+            raise
         finally:
             lease.calling = False
 
@@ -193,9 +199,13 @@ class ReservePolicy:
         return await self.hosts.fill(lane, count)
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
-        """Have starts in hand again."""
+        """Have starts in hand again, and hand an idle permit of the host to a worker that wants
+        it."""
         if starts and self.hosts is not None:
             self.hosts.put_back(lane, starts)
+        for lease in self._by_lane.get(lane, ()):
+            if lease.of_host and lease.spare > 0:
+                lease.hand_over(self._clock.monotonic())
 
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Return the permit, which is in hand unless it was lost since the message was asked
@@ -253,13 +263,15 @@ class ReservePolicy:
 
     def _kept(self, lease: JobLease, now: float) -> int:
         """Return how many permits to keep though they are idle: one of a job with open lanes; of a
-        host, which others may want, only those for starts in hand."""
+        host only those for starts in hand, and none that others want."""
         if not any(not lane.closed for lane in lease.lanes):
             return 0
         if not lease.of_host:
             return 1
         hosts = self.hosts
-        has_starts = hosts is not None and any(hosts.has_starts(lane) for lane in lease.lanes)
+        if hosts is None or lease.others_want > 0:
+            return 0
+        has_starts = any(hosts.has_starts(lane, now) for lane in lease.lanes)
         return lease.permits if has_starts else 0
 
     def state(self, lane: Lane, now: float) -> PermitState:

@@ -8,8 +8,9 @@ from functools import partial
 import anyio
 import pytest
 
-from conveyor.domain.hosts import HostRules, Politeness, host_key
+from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
+from conveyor.ports.permits import LeaseRequest
 from conveyor.ports.queues import Delivery, TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
 from tests.unit.test_worker_reports import reporter
@@ -308,3 +309,81 @@ async def test_a_run_of_which_only_closed_hosts_are_left_says_until_when() -> No
         (lane,) = reports.report().lanes
         assert (lane.reason, lane.in_flight) == (RunWaitReason.HOST_CLOSED, 0)
         assert lane.until == pytest.approx(until, abs=500)
+
+
+async def test_an_empty_lane_keeps_no_permit_of_its_host_from_a_run_elsewhere() -> None:
+    bench = World(
+        slots=20,
+        duration=lambda delivery: 500.0 if delivery.queue == host_queue("a", 1) else 0.2,
+        workers=2,
+        limits=HostRules(limit=1, rate=10.0),
+    )
+    async with bench.running():
+        await bench.submit("a", 12, hosts=(A, B), lanes=(A, B))
+        await bench.clock.advance(5.0)
+        assert len(bench.tasks.done) == 6, "the lane of the first host is empty"
+        await bench.submit("b", 20, hosts=(A,))
+        await bench.clock.advance(22.0)
+        assert len(bench.tasks.done) == 26
+        assert bench.tasks.peak[run_queue("b")] == 1
+
+
+async def test_empty_lanes_leave_the_starts_that_hosts_share_to_those_with_work() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(12))
+    together = HostPattern(limit=None, rate=4.0, together=True)
+    bench = World(
+        slots=20, duration=lambda _: 0.1, limits=HostRules(patterns={"*.example": together})
+    )
+    async with bench.running():
+        await bench.submit("a", 12, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(15.0)
+        await bench.submit("b", 80, hosts=hosts[:1], lanes=hosts[:1])
+        await bench.clock.advance(5.0)
+        before = len(bench.starts)
+        await bench.clock.advance(10.0)
+        assert len(bench.starts) - before >= 36, "of 40"
+
+
+async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
+    None
+):
+    bench = world(rate=4.0, seconds=3.0)
+    async with bench.running():
+        await bench.submit("a", 60, hosts=(A, B))
+        await bench.clock.advance(2.2)
+        before = bench.broken.calls
+
+        def away(_request: LeaseRequest) -> bool:
+            # Without a pause the asking would never end.
+            return bench.broken.calls < before + 50
+
+        bench.broken.away = away
+        await bench.clock.advance(5.0)
+        asked, bench.broken.away = bench.broken.calls - before, lambda _request: False
+        assert asked < 40
+        await bench.clock.advance(30.0)
+    assert len(bench.tasks.done) == 60
+
+
+async def test_a_limit_that_is_given_to_a_busy_host_does_not_stop_its_lane() -> None:
+    rules = HostRules(rate=50.0)
+    bench = World(slots=30, duration=lambda _: 1.0, limits=rules)
+    assert bench.policies is not None
+    turns = bench.members[0].turns
+    assert turns is not None
+    come = turns.come
+
+    async def come_late(run_id: str, task_id: str, url: str) -> None:
+        await bench.clock.sleep(0.05)
+        await come(run_id, task_id, url)
+
+    turns.come = come_late  # type: ignore[method-assign]
+    bench.queues._window = 400
+    async with bench.running():
+        await bench.submit("a", 400, hosts=(A,), lanes=(A,))
+        await bench.clock.advance(3.2)
+        bench.policies._rules = lambda: HostRules(rate=50.0, limit=1)
+        await bench.clock.advance(6.0)
+        before = len(bench.starts)
+        await bench.clock.advance(6.0)
+        assert len(bench.starts) - before >= 4
