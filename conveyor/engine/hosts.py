@@ -44,7 +44,7 @@ NEAR = 0.1
 """Seconds before its start at which a message gets a slot: its task is claimed meanwhile."""
 PATIENCE = 1.0
 """Most seconds that a message waits for its host when it comes for the first time, or in a slot."""
-WAITING_OF_HOST = 10
+WAITING_OF_HOST = 20
 """Messages that wait here for one host, or more if a second is enough for them; any other is hidden
 until a place in its line."""
 TOLERATED = 0.25
