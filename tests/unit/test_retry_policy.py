@@ -242,7 +242,7 @@ async def test_a_task_may_stand_in_the_line_of_its_host_for_longer_than_its_dead
     rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
     event = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=clock.now(), ended_at=clock.now())
     for waiting, verdict in (
-        (WaitReason.HOST_LIMIT, Deferred),
+        (WaitReason.HOST_LIMIT, Retry),
         (WaitReason.HOST_RETRY_AFTER, Failed),
     ):
         put_off = Postponed(PROBLEM, TaskFailure.RATE_LIMITED, retry_after=9.0, waiting=waiting)
