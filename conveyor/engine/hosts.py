@@ -44,7 +44,13 @@ FRESH = 0.05
 NEAR = 0.1
 """Seconds before its start at which a message gets a slot: its task is claimed meanwhile."""
 PATIENCE = 1.0
-"""Most seconds that a message waits for its host when it comes for the first time."""
+"""Most seconds that a message waits for its host when it comes for the first time, or in a slot."""
+WAITING_OF_HOST = 20
+"""Messages that wait here for one host, or more if a second is enough for them; any other is hidden
+until a place in its line."""
+TOLERATED = 0.25
+"""Seconds, or an interval if that is longer, by which a start may be late if its message was there
+in time: the ledger, or this process, took so long."""
 ASK_AGAIN = 0.25
 """Seconds, spread, between two questions of a message that waits to a ledger with nothing to
 give."""
@@ -115,6 +121,30 @@ class HostStarts:
         """The seconds between two calls as fast as all limits allow."""
         by_limit = [self.seconds / rule.limit for rule in self.rules if rule.limit]
         return max(self.interval, *by_limit, 0.0)
+
+    @property
+    def late(self) -> float:
+        """The seconds after its instant in which a start is still used: more where starts are far
+        apart."""
+        interval = self.interval
+        return max(LATE, min(interval / 10, interval - 1 + LATE))
+
+    def may_ask(self, now: float) -> bool:
+        """Tell whether there may be a start for a message: none is booked beyond HORIZON."""
+        return bool(self.starts) or now >= max(self.ask_at, self.last + self.interval - HORIZON)
+
+    def keep(self, start: float) -> None:
+        """Have a start in hand that its message cannot wait for."""
+        if self.interval:
+            self.starts = deque(sorted((*self.starts, start)))
+
+    def pop(self, now: float) -> float | None:
+        """Take a spaced start that is in hand; None if there is none."""
+        if not self.interval or not self.usable(now):
+            return None
+        while self.starts and self.starts[0] < now:
+            self.starts.popleft()
+        return self.starts.popleft() if self.starts else None
 
     def usable(self, now: float) -> int:
         """Count the starts for which messages may be received now; forget those that are over."""
@@ -383,6 +413,8 @@ class MessageTurns(HostTurns):
         self._clock = clock
         self._holding: set[Turn] = set()
         self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
+        # The seconds that the pacing took for its latest answer.
+        self._answer_time = 0.0
 
     # -- messages that have come --
 
@@ -419,8 +451,13 @@ class MessageTurns(HostTurns):
 
         Raises ConveyorError(unavailable) if the ledger does not answer.
         """
-        if turn.start is None:
-            place = await (self._wait_for_start(turn) if turn.lane.host else self._knock(turn))
+        if turn.start is None and turn.lane.host:
+            place = await self._wait_for_start(turn)
+            if place is not None:
+                return place
+        elif turn.start is None:
+            until = math.inf if turn.has_come_before else self._clock.monotonic() + PATIENCE
+            place = await self._knock(turn, until)
             if place is not None:
                 return place
         if turn.start is not None:
@@ -441,13 +478,12 @@ class MessageTurns(HostTurns):
             await self._sleep_until(pace.ask_at)
         return await self._place(pace)
 
-    async def _knock(self, turn: Turn) -> float | None:
+    async def _knock(self, turn: Turn, until: float) -> float | None:
         """Take permits and a start of a host, behind those that knocked before."""
         pace = turn.pace
         assert pace is not None
-        now = self._clock.monotonic()
-        until = math.inf if turn.has_come_before else now + PATIENCE
-        if not turn.has_come_before and pace.knocking * pace.spacing > PATIENCE:
+        most = WAITING_OF_HOST if until == math.inf else 0
+        if pace.knocking >= most and pace.knocking * pace.spacing > PATIENCE:
             return await self._place(pace)
         leases = self._permits.guest_leases(pace.rules)
         pace.knocking += 1
@@ -468,7 +504,8 @@ class MessageTurns(HostTurns):
             closed_for = pace.closed_until - self._clock.monotonic()
             if closed_for > 0 and (until < math.inf or closed_for > HORIZON):
                 return await self._place(pace)
-            if closed_for <= 0 and await self._take_permits(turn, leases):
+            is_due = closed_for <= 0 and pace.may_ask(self._clock.monotonic())
+            if is_due and await self._take_permits(turn, leases):
                 if await self._take_start(turn, pace):
                     return None
                 await self.release(turn)
@@ -495,7 +532,11 @@ class MessageTurns(HostTurns):
         return True
 
     async def _take_start(self, turn: Turn, pace: HostStarts) -> bool:
-        """Book a start; return whether there is one. Permits are given back after an error."""
+        """Take a start in hand, or book one; return whether there is one. Permits are given back
+        after an error."""
+        turn.start = pace.pop(self._clock.monotonic())
+        if turn.start is not None:
+            return True
         try:
             starts = await self._paces.book(pace, 1)
         except BaseException:
@@ -564,22 +605,31 @@ class MessageTurns(HostTurns):
 
     async def _come(self, turn: Turn, pace: HostStarts) -> None:
         """Wait for the very instant of a start that is neither late nor of a host that was closed
-        meanwhile."""
+        meanwhile. Raises Postponed if that would take a slot for longer than PATIENCE."""
+        until = self._clock.monotonic() + PATIENCE
         while True:
-            await self._hold_permits(turn, pace)
-            if turn.start is None and not await self._take_start_here(turn, pace):
-                continue
-            assert turn.start is not None
-            await self._sleep_until(turn.start - LATE)
-            await self._see(turn, pace)
-            await self._sleep_until(turn.start)
-            if self._clock.monotonic() < pace.closed_until:
-                raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+            await self._hold_permits(turn, pace, until)
+            if turn.start is None:
+                await self._take_start_here(turn, pace)
             start, turn.start = turn.start, None
-            if not pace.interval or self._clock.monotonic() <= start + LATE:
+            assert start is not None
+            now = self._clock.monotonic()
+            if start > until:
+                pace.keep(start)
+                # It comes back to take this start, or another one does.
+                raise _postponed(max(start - now - PATIENCE, PATIENCE / 2), WaitReason.HOST_LIMIT)
+            if pace.interval and now > start + pace.late:
+                continue
+            await self._sleep_until(start - LATE - self._answer_time)
+            await self._see(turn, pace)
+            await self._sleep_until(start)
+            now = self._clock.monotonic()
+            if now < pace.closed_until:
+                raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+            if not pace.interval or now <= start + max(TOLERATED, pace.interval):
                 return
 
-    async def _hold_permits(self, turn: Turn, pace: HostStarts) -> None:
+    async def _hold_permits(self, turn: Turn, pace: HostStarts, until: float) -> None:
         """Return once there are permits for a message, which may have lost its own."""
         if turn.lane.host:
             await self._regain(turn, pace)
@@ -589,9 +639,10 @@ class MessageTurns(HostTurns):
         await self.release(turn)
         if not self._permits.guest_leases(pace.rules):
             return
-        place = await self._knock(turn)
+        # Those that wait beside the slots go first: they may wait for longer than a slot may.
+        place = await (self._place(pace) if pace.knocking else self._knock(turn, until))
         if place is not None:
-            raise _postponed(place, WaitReason.HOST_LIMIT)
+            raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
     async def _regain(self, turn: Turn, pace: HostStarts) -> None:
         """Return once a lane of one host has permits for all its messages. Raises Postponed after a
@@ -605,15 +656,11 @@ class MessageTurns(HostTurns):
                 await self._permits.knock(lease)
             await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
 
-    async def _take_start_here(self, turn: Turn, pace: HostStarts) -> bool:
-        """Book a start for a message in a slot. Raises Postponed if its host is closed."""
-        if await self._take_start(turn, pace):
-            return True
-        closed_for = pace.closed_until - self._clock.monotonic()
-        if closed_for > 0:
-            raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
-        await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
-        return False
+    async def _take_start_here(self, turn: Turn, pace: HostStarts) -> None:
+        """Book a start for a message in a slot. Raises Postponed if there is none."""
+        if not await self._take_start(turn, pace):
+            place = await self._place(pace)
+            raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
     async def _see(self, turn: Turn, pace: HostStarts) -> None:
         """Look whether a host was closed meanwhile, unless that was just seen, and by which keys
@@ -624,12 +671,14 @@ class MessageTurns(HostTurns):
         is_heeded = not leases or heeded == pace.ceiling
         if is_heeded and self._clock.monotonic() - pace.seen_at <= FRESH:
             return
+        asked_at = self._clock.monotonic()
         known = await self._paces.pacing.state(pace.steps)
         for lease in leases:
             state = known.get(lease.job_id)
             lease.see(state.ceiling if state else 0, self._clock.monotonic())
         states = known.values()
         pace.seen_at = self._clock.monotonic()
+        self._answer_time = min(PATIENCE, pace.seen_at - asked_at)
         pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
         closed_for = max((state.closed_for for state in states), default=0.0)
         if closed_for > 0:
