@@ -352,6 +352,7 @@ async def _open_binding(settings: Settings, clock: Clock, moved: MovedServer | N
             queue_window=settings.queue_window,
             max_receives=settings.max_receives,
             daily_tasks=settings.caller_daily_tasks,
+            host_limits=bool(settings.host_limit or settings.host_rate or settings.hosts),
         ),
         moved=None if moved is None else moved.clock,
     )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -140,11 +141,12 @@ class DevBinding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevOptions:
     """The most references of a run in memory, and receives of a message; and the tasks that a
-    caller has accepted a day, 0 for no limit."""
+    caller has accepted a day, 0 for no limit. With `host_limits` the server has some for hosts."""
 
     queue_window: int = 10_000
     max_receives: int = 1_000
     daily_tasks: int = 0
+    host_limits: bool = False
 
 
 USUAL_OPTIONS = DevOptions()
@@ -181,6 +183,7 @@ async def open_binding(
                 store.tasks.unfinished_after,
                 clock if moved is None else moved.looks,
                 task_hosts=store.tasks.task_hosts,
+                has_policy=partial(_has_policy, store, options.host_limits),
                 window=options.queue_window,
                 max_receives=options.max_receives,
             )
@@ -194,6 +197,14 @@ async def open_binding(
     clear = _clearing(store, blobs, callbacks, memory)
     fill = _filling(store, blobs, memory, clock)
     return DevBinding(ports, directory, store, queues, callbacks, clear, fill)
+
+
+async def _has_policy(store: SqliteStore, host_limits: bool, run_id: str) -> bool:
+    """Tell whether limits of hosts may hold for a run: of the server, or its own."""
+    if host_limits:
+        return True
+    run = await store.runs.dispatchable_run(run_id)
+    return run is None or bool(run.politeness)
 
 
 def _take_up_clock(

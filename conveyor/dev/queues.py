@@ -85,12 +85,22 @@ async def no_hosts(_run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
     return [""] * len(tasks)
 
 
+HasPolicy = Callable[[str], Awaitable[bool]]
+"""Tells of a run whether limits of hosts may hold for it."""
+
+
+async def no_policy(_run_id: str) -> bool:
+    """Know of no limits."""
+    return False
+
+
 class MemoryQueues(Queues):
     """Queues of one process. Their messages are lost with it; run queues come back from the rows.
 
     A run's queue keeps at most `window` references in memory and reads the others from
     `unfinished_after` when it runs low; it reads nothing before the first receive. The queues of a
-    run with queues for its hosts read all references from there, and their hosts by `task_hosts`.
+    run with queues for its hosts read all references from there, and their hosts by `task_hosts`; a
+    run that `has_policy` gets its hosts with what is read, too.
     `reorder` and `duplicates` are weaknesses for tests (see `Faults`). Belongs to one event loop.
 
     A message that is visible again after `max_receives` receives (None: no limit) goes to the
@@ -105,6 +115,7 @@ class MemoryQueues(Queues):
         clock: Clock,
         *,
         task_hosts: TaskHosts = no_hosts,
+        has_policy: HasPolicy = no_policy,
         window: int = 10_000,
         reorder: int = 0,
         duplicates: float = 0.0,
@@ -113,6 +124,7 @@ class MemoryQueues(Queues):
         self._clock = clock
         self._unfinished_after = unfinished_after
         self._task_hosts = task_hosts
+        self._has_policy = has_policy
         self._window = window
         self._faults: Faults | None = None
         if reorder or duplicates:
@@ -280,13 +292,17 @@ class MemoryQueues(Queues):
             return
         refill = queue.begin_refill()
         rows: list[tuple[int, str]] | None = None
+        hosts: Sequence[str] = ()
         try:
-            rows = await self._unfinished_after(queue.run_id, refill.after, refill.limit)
+            found = await self._unfinished_after(queue.run_id, refill.after, refill.limit)
+            if found and await self._has_policy(queue.run_id):
+                hosts = await self._task_hosts(queue.run_id, found)
+            rows = found
             if queue.run_id in self._lanes:
                 # Hosts of the run have queues since: their rows are not for this one.
                 rows = None
         finally:
-            queue.end_refill(rows)
+            queue.end_refill(rows, hosts)
             self._notify(queue.name)
 
     async def _refill_together(self, queue: RunQueue) -> None:

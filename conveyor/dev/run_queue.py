@@ -417,12 +417,13 @@ class RunQueue(MessageQueue):
         self._more = False
         return self._refill
 
-    def end_refill(self, rows: Sequence[tuple[int, str]] | None) -> None:
-        """Take in the rows that the store returned, in order; None where the read failed."""
+    def end_refill(self, rows: Sequence[tuple[int, str]] | None, hosts: Sequence[str] = ()) -> None:
+        """Take in the rows that the store returned, in order, with their hosts, if those were read;
+        None where the read failed."""
         refill, self._refill = self._refill, None
         if refill is None:
             return
-        if rows is None or not self._append_rows(rows, (), refill) or len(rows) >= refill.limit:
+        if rows is None or not self._append_rows(rows, hosts, refill) or len(rows) >= refill.limit:
             self._more = True
         else:
             self._mark = self._highest

@@ -686,7 +686,7 @@ class Dispatcher:
             lane.scopes.discard(scope)
             if message.turn is not None and self._turns is not None:
                 with anyio.CancelScope(shield=True):
-                    await self._turns.end(message.turn, message.delivery)
+                    await self._turns.end(message.turn)
 
     async def _retried(self, message: InHand, failure: Exception | None) -> Outcome | Held:
         """Run a handler again, after its failure or after that of a settlement."""

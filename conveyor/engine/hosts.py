@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Protocol
 
 import anyio
@@ -43,7 +44,13 @@ FRESH = 0.05
 NEAR = 0.1
 """Seconds before its start at which a message gets a slot: its task is claimed meanwhile."""
 PATIENCE = 1.0
-"""Most seconds that a message waits for its host when it comes for the first time."""
+"""Most seconds that a message waits for its host when it comes for the first time, or in a slot."""
+WAITING_OF_HOST = 100
+"""Messages that wait here for one host, or more if a second is enough for them; any other is hidden
+until a place in its line."""
+TOLERATED = 0.25
+"""Seconds, or an interval if that is longer, by which a start may be late if its message was there
+in time: the ledger, or this process, took so long."""
 ASK_AGAIN = 0.25
 """Seconds, spread, between two questions of a message that waits to a ledger with nothing to
 give."""
@@ -129,6 +136,30 @@ class HostStarts:
         self.seconds += (took - self.seconds) * (_NEWEST if self.has_served else 1.0)
         self.has_served = True
 
+    @property
+    def late(self) -> float:
+        """The seconds after its instant in which a start is still used: more where starts are far
+        apart."""
+        interval = self.interval
+        return max(LATE, min(interval / 10, interval - 1 + LATE))
+
+    def may_ask(self, now: float) -> bool:
+        """Tell whether there may be a start for a message: none is booked beyond HORIZON."""
+        return bool(self.starts) or now >= max(self.ask_at, self.last + self.interval - HORIZON)
+
+    def keep(self, start: float) -> None:
+        """Have a start in hand that its message cannot wait for."""
+        if self.interval:
+            self.starts = deque(sorted((*self.starts, start)))
+
+    def pop(self, now: float) -> float | None:
+        """Take a spaced start that is in hand; None if there is none."""
+        if not self.interval or not self.usable(now):
+            return None
+        while self.starts and self.starts[0] < now:
+            self.starts.popleft()
+        return self.starts.popleft() if self.starts else None
+
     def usable(self, now: float) -> int:
         """Count the starts for which messages may be received now; forget those that are over."""
         self.lapse(now)
@@ -192,13 +223,15 @@ class HostStarts:
 
 
 class HostPaces:
-    """The paces of one worker, by the keys of the rules that hold."""
+    """The paces of one worker, by the keys of the rules that hold, and by a run's own rule."""
 
     def __init__(self, pacing: Pacing, policies: HostPolicies, clock: Clock) -> None:
         self.pacing = pacing
         self.policies = policies
         self._clock = clock
-        self._paces: LRUCache[tuple[str, ...], HostStarts] = LRUCache(MOST_HOSTS)
+        self._paces: LRUCache[tuple[tuple[str, ...], tuple[HostRule, ...]], HostStarts] = LRUCache(
+            MOST_HOSTS
+        )
         self._by_lane: dict[Lane, HostStarts | None] = {}
         self._matched_at = clock.monotonic()
 
@@ -212,7 +245,8 @@ class HostPaces:
         if not rules:
             return None
         steps = paces(rules, host, lane.owner.caller)
-        keys = tuple(steps)
+        # Jobs of one caller may differ in their own rule, under one key; the server's may change.
+        keys = (tuple(steps), rules[1:])
         pace = self._paces.get(keys)
         if pace is None:
             pace = self._paces[keys] = HostStarts(rules)
@@ -259,11 +293,6 @@ class HostPaces:
             return False
         pace.lapse(now)
         return bool(pace.starts)
-
-    def ceiling(self, lane: Lane) -> int:
-        """Return the lowered limit of the host of a lane, 0 if it is not."""
-        pace = self.of(lane)
-        return 0 if pace is None else pace.ceiling
 
     def rules_of(self, lane: Lane) -> tuple[HostRule, ...]:
         """Return the rules that hold for a lane of one host."""
@@ -372,6 +401,11 @@ class Turn:
         return all(lease.life == life for lease, life in zip(self.leases, self.lives, strict=True))
 
 
+_IN_SLOT: ContextVar[tuple[str, str, Turn] | None] = ContextVar("conveyor_turn", default=None)
+"""The message that is worked here, by run and task: another receipt of the same task has a turn of
+its own."""
+
+
 class HostPermits(Protocol):
     """The permits of hosts of one worker."""
 
@@ -409,8 +443,9 @@ class MessageTurns(HostTurns):
         self._permits = permits
         self._clock = clock
         self._holding: set[Turn] = set()
-        self._working: dict[tuple[str, str], Turn] = {}
         self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
+        # The seconds that the pacing took for its latest answer.
+        self._answer_time = 0.0
 
     # -- messages that have come --
 
@@ -447,8 +482,13 @@ class MessageTurns(HostTurns):
 
         Raises ConveyorError(unavailable) if the ledger does not answer.
         """
-        if turn.start is None:
-            place = await (self._wait_for_start(turn) if turn.lane.host else self._knock(turn))
+        if turn.start is None and turn.lane.host:
+            place = await self._wait_for_start(turn)
+            if place is not None:
+                return place
+        elif turn.start is None:
+            until = math.inf if turn.has_come_before else self._clock.monotonic() + PATIENCE
+            place = await self._knock(turn, until)
             if place is not None:
                 return place
         if turn.start is not None:
@@ -469,13 +509,12 @@ class MessageTurns(HostTurns):
             await self._sleep_until(pace.ask_at)
         return await self._place(pace)
 
-    async def _knock(self, turn: Turn) -> float | None:
+    async def _knock(self, turn: Turn, until: float) -> float | None:
         """Take permits and a start of a host, behind those that knocked before."""
         pace = turn.pace
         assert pace is not None
-        now = self._clock.monotonic()
-        until = math.inf if turn.has_come_before else now + PATIENCE
-        if not turn.has_come_before and pace.knocking * pace.spacing > PATIENCE:
+        most = WAITING_OF_HOST if until == math.inf else 0
+        if pace.knocking >= most and pace.knocking * pace.spacing > PATIENCE:
             return await self._place(pace)
         leases = self._permits.guest_leases(pace.rules)
         pace.knocking += 1
@@ -496,7 +535,8 @@ class MessageTurns(HostTurns):
             closed_for = pace.closed_until - self._clock.monotonic()
             if closed_for > 0 and (until < math.inf or closed_for > HORIZON):
                 return await self._place(pace)
-            if closed_for <= 0 and await self._take_permits(turn, leases):
+            is_due = closed_for <= 0 and pace.may_ask(self._clock.monotonic())
+            if is_due and await self._take_permits(turn, leases):
                 if await self._take_start(turn, pace):
                     return None
                 await self.release(turn)
@@ -507,6 +547,9 @@ class MessageTurns(HostTurns):
             await wait_or_timeout(pace.freed, self._clock, again)
 
     async def _take_permits(self, turn: Turn, leases: tuple[JobLease, ...]) -> bool:
+        if turn.pace is not None and self._paces.under(turn.lane, turn.host) is turn.pace:
+            # The server's rules may have changed while the message waited.
+            self._permits.guest_leases(turn.pace.rules)
         for lease in leases:
             if not self._permits.has_spare(lease, self._clock.monotonic()):
                 await self._permits.knock(lease)
@@ -520,8 +563,12 @@ class MessageTurns(HostTurns):
         return True
 
     async def _take_start(self, turn: Turn, pace: HostStarts) -> bool:
-        """Book a start; return whether there is one. Permits are given back after an error."""
+        """Take a start in hand, or book one; return whether there is one. Permits are given back
+        after an error."""
         turn.booked_at = self._clock.monotonic()
+        turn.start = pace.pop(turn.booked_at)
+        if turn.start is not None:
+            return True
         try:
             starts = await self._paces.book(pace, 1)
         except BaseException:
@@ -562,20 +609,18 @@ class MessageTurns(HostTurns):
         message = delivery.message
         assert isinstance(message, TaskMessage)
         turn.scope = scope
-        self._working[message.run_id, message.task_id] = turn
+        _IN_SLOT.set((message.run_id, message.task_id, turn))
 
-    async def end(self, turn: Turn, delivery: Delivery) -> None:
+    async def end(self, turn: Turn) -> None:
         """Note that a slot has done with a message: its call, if one was made, has ended."""
-        message = delivery.message
-        assert isinstance(message, TaskMessage)
-        self._working.pop((message.run_id, message.task_id), None)
+        _IN_SLOT.set(None)
         if turn.began is not None and turn.pace is not None:
             turn.pace.served(self._clock.monotonic() - turn.began)
             turn.began = None
         await self.release(turn)
 
     async def come(self, run_id: str, task_id: str, url: str, asked: float | None = None) -> None:
-        turn = self._working.get((run_id, task_id))
+        turn = _turn_here(run_id, task_id)
         if turn is None:
             return
         if not turn.host:
@@ -588,36 +633,41 @@ class MessageTurns(HostTurns):
             turn.began = self._clock.monotonic()
 
     def is_lowered(self, run_id: str, task_id: str) -> bool:
-        turn = self._working.get((run_id, task_id))
+        turn = _turn_here(run_id, task_id)
         return turn is not None and turn.pace is not None and turn.pace.ceiling > 0
 
     async def _come(self, turn: Turn, pace: HostStarts) -> None:
         """Wait for the very instant of a start that is neither late nor of a host that was closed
-        meanwhile."""
+        meanwhile. Raises Postponed if that would take a slot for longer than PATIENCE."""
+        until = self._clock.monotonic() + PATIENCE
         while True:
-            await self._hold_permits(turn, pace)
-            if turn.start is None and not await self._take_start_here(turn, pace):
-                continue
-            assert turn.start is not None
-            if pace.is_stale(turn.start, turn.booked_at):
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
-            await self._sleep_until(turn.start - LATE)
-            if self._clock.monotonic() - pace.seen_at > FRESH:
-                await self._see(pace)
-            await self._sleep_until(turn.start)
-            if self._clock.monotonic() < pace.closed_until:
-                raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+            await self._hold_permits(turn, pace, until)
+            if turn.start is None:
+                await self._take_start_here(turn, pace)
             start, turn.start = turn.start, None
+            assert start is not None
+            if pace.is_stale(start, turn.booked_at):
+                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
             now = self._clock.monotonic()
-            is_stale = pace.is_stale(now, turn.booked_at)
-            if not is_stale and (not pace.interval or now <= start + LATE):
+            if start > until:
+                pace.keep(start)
+                # It comes back to take this start, or another one does.
+                raise _postponed(max(start - now - PATIENCE, PATIENCE / 2), WaitReason.HOST_LIMIT)
+            if pace.interval and now > start + pace.late:
+                continue
+            await self._sleep_until(start - LATE - self._answer_time)
+            await self._see(turn, pace)
+            await self._sleep_until(start)
+            now = self._clock.monotonic()
+            if now < pace.closed_until:
+                raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+            if pace.is_stale(now, turn.booked_at):
+                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+            if not pace.interval or now <= start + max(TOLERATED, pace.interval):
                 pace.begun = now
                 return
-            if is_stale or pace.interval > PATIENCE:
-                # The next start is too far to wait for it in a slot.
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
 
-    async def _hold_permits(self, turn: Turn, pace: HostStarts) -> None:
+    async def _hold_permits(self, turn: Turn, pace: HostStarts, until: float) -> None:
         """Return once there are permits for a message, which may have lost its own."""
         if turn.lane.host:
             await self._regain(turn, pace)
@@ -627,9 +677,10 @@ class MessageTurns(HostTurns):
         await self.release(turn)
         if not self._permits.guest_leases(pace.rules):
             return
-        place = await self._knock(turn)
+        # Those that wait beside the slots go first: they may wait for longer than a slot may.
+        place = await (self._place(pace) if pace.knocking else self._knock(turn, until))
         if place is not None:
-            raise _postponed(place, WaitReason.HOST_LIMIT)
+            raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
     async def _regain(self, turn: Turn, pace: HostStarts) -> None:
         """Return once a lane of one host has permits for all its messages. Raises Postponed after a
@@ -643,20 +694,29 @@ class MessageTurns(HostTurns):
                 await self._permits.knock(lease)
             await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
 
-    async def _take_start_here(self, turn: Turn, pace: HostStarts) -> bool:
-        """Book a start for a message in a slot. Raises Postponed if its host is closed."""
-        if await self._take_start(turn, pace):
-            return True
-        closed_for = pace.closed_until - self._clock.monotonic()
-        if closed_for > 0:
-            raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
-        await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
-        return False
+    async def _take_start_here(self, turn: Turn, pace: HostStarts) -> None:
+        """Book a start for a message in a slot. Raises Postponed if there is none."""
+        if not await self._take_start(turn, pace):
+            place = await self._place(pace)
+            raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
-    async def _see(self, pace: HostStarts) -> None:
-        """Look whether a host was closed meanwhile."""
-        states = (await self._paces.pacing.state(pace.steps)).values()
+    async def _see(self, turn: Turn, pace: HostStarts) -> None:
+        """Look whether a host was closed meanwhile, unless that was just seen, and by which keys
+        its ceiling is lowered: of a booking only the lowest is known."""
+        lane = turn.lane
+        leases = self._permits.lane_leases(lane) if lane.host else turn.leases
+        heeded = min((lease.ceiling for lease in leases if lease.ceiling), default=0)
+        is_heeded = not leases or heeded == pace.ceiling
+        if is_heeded and self._clock.monotonic() - pace.seen_at <= FRESH:
+            return
+        asked_at = self._clock.monotonic()
+        known = await self._paces.pacing.state(pace.steps)
+        for lease in leases:
+            state = known.get(lease.job_id)
+            lease.see(state.ceiling if state else 0, self._clock.monotonic())
+        states = known.values()
         pace.seen_at = self._clock.monotonic()
+        self._answer_time = min(PATIENCE, pace.seen_at - asked_at)
         pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
         closed_for = max((state.closed_for for state in states), default=0.0)
         if closed_for > 0:
@@ -677,6 +737,11 @@ class MessageTurns(HostTurns):
         left = moment - self._clock.monotonic()
         if left > 0:
             await self._clock.sleep(left)
+
+
+def _turn_here(run_id: str, task_id: str) -> Turn | None:
+    here = _IN_SLOT.get()
+    return here[2] if here is not None and here[:2] == (run_id, task_id) else None
 
 
 def _postponed(seconds: float, waiting: WaitReason) -> Postponed:

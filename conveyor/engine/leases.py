@@ -41,8 +41,9 @@ class JobLease:
     than the worker holds. `surplus` permits are handed over as messages end.
 
     Of a host, `guests` are messages of queues of many hosts that use permits, and `knocking` ones
-    wait for such a permit. While the host has a `ceiling`, no more permits are used. `life` counts
-    how often all were lost.
+    wait for such a permit. While the host has a `ceiling`, no more permits are used. `stale` ones
+    were granted under a looser bound: they are given back as their calls end. `life` counts how
+    often all were lost. What the host has said was seen last at `seen_at`.
     """
 
     __slots__ = (
@@ -71,6 +72,8 @@ class JobLease:
         "permits",
         "renewed_at",
         "retry_at",
+        "seen_at",
+        "stale",
         "suffix",
         "surplus",
         "wants",
@@ -90,11 +93,11 @@ class JobLease:
         self.limit = limit
         self.of_caller = of_caller
         self.of_host = of_host
-        self.guests = self.knocking = self.ceiling = self.life = 0
+        self.guests = self.knocking = self.ceiling = self.stale = self.life = 0
         self.lanes: list[Lane] = []
         self._shares: Counter[RunShare] = Counter()
         self.permits = 0
-        self.renewed_at = -math.inf
+        self.renewed_at = self.seen_at = -math.inf
         self.calling = False
         self.dirty = False
         self.lost = False
@@ -140,10 +143,39 @@ class JobLease:
     @property
     def spare(self) -> int:
         """The permits that no message uses, below 0 if some were lost."""
-        usable = self.permits
-        if self.ceiling:
-            usable = min(usable, self.ceiling)
-        return usable - self.busy
+        if not self.of_host:
+            return self.permits - self.busy
+        # Those of calls that have just ended are about to be given back.
+        ended = min(self.stale, sum(lane.unsettled for lane in self.lanes)) if self.stale else 0
+        return min(self.permits - ended, self.most) - self.busy
+
+    @property
+    def most(self) -> int:
+        """The most permits of all workers together."""
+        return min(self.limit, self.ceiling or self.limit)
+
+    def see(self, ceiling: int, now: float) -> None:
+        """Note the ceiling of a host as it was seen."""
+        self.seen_at = now
+        self.bound(self.limit, ceiling)
+
+    def bound(self, limit: int, ceiling: int) -> None:
+        """Heed the limit and the ceiling of a host. Where they are lower than before, give all
+        permits back, those in use as their calls end: the ledger knows how many there are in all,
+        and grants new ones within the bound."""
+        before = self.most
+        self.limit, self.ceiling = limit, ceiling
+        if self.most < before:
+            self.stale = self.permits
+            self.shed_stale()
+
+    def shed_stale(self) -> None:
+        """Drop the stale permits that no message uses."""
+        idle = min(self.stale, self.permits) - self.busy
+        if idle > 0:
+            self.permits -= idle
+            self.stale -= idle
+            self.dirty = True
 
     @property
     def may_want(self) -> bool:
@@ -159,13 +191,13 @@ class JobLease:
 
     def is_out(self, now: float) -> bool:
         """Return True if no further permit is to be asked for now."""
-        return self.permits >= self.limit or self.calling or now < self.cool_until
+        return self.permits >= self.most or self.calling or now < self.cool_until
 
     def growth(self, now: float) -> int:
         """Return the most permits to ask for now: a growing block, and no more than is fair while
         others want some or may be starting; of a host at most those that it has."""
         if self.of_host:
-            return min(self.chunk, self.limit - self.permits)
+            return min(self.chunk, self.most - self.permits)
         if self.others_want or now < self.first_seen + SETTLING_IN < math.inf:
             return max(0, min(self.chunk, self.fair - self.permits))
         return self.chunk
@@ -212,7 +244,7 @@ class JobLease:
 
     def forfeit(self) -> None:
         """Stop using all permits; the ledger takes them back by itself."""
-        self.permits = self.guests = 0
+        self.permits = self.guests = self.stale = 0
         self.life += 1
         self.surplus = 0
         self.dirty = False
@@ -229,13 +261,18 @@ class JobLease:
             self.idle_since = now
         if now - self.idle_since >= after:
             self.permits -= idle
+            self.stale = min(self.stale, self.permits)
             self.idle_since = None
             self.dirty = True
 
     def hand_over(self, now: float) -> None:
         """Pass the permit of a message that has ended to other workers, if it is due to them; let
         them have that of a host first."""
-        if self.surplus > 0 and self.permits > 0:
+        if self.stale > 0 and self.permits > 0:
+            self.stale -= 1
+            self.permits -= 1
+            self.dirty = True
+        elif self.surplus > 0 and self.permits > 0:
             self.surplus -= 1
             self.permits -= 1
             self.dirty = True

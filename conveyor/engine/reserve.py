@@ -41,6 +41,9 @@ CALLER_KEY = "caller:"
 RETRY_PAUSE = 0.25
 """Seconds after which a failed renewal is tried again: often enough to reach a ledger before the
 fence after it was away for half a lease."""
+SEEN = 1.0
+"""Seconds for which the ceiling of a host is taken to hold before more of its permits are asked
+for."""
 UNANSWERED_PAUSE = 1.0
 """Seconds after which a ledger that did not answer is asked for more permits again."""
 
@@ -149,6 +152,10 @@ class ReservePolicy:
         Return whether some were granted."""
         lease.calling = True
         try:
+            if lease.of_host:
+                count = min(count, await self._room(lease))
+            if count <= 0:
+                return False
             state = await self._hold(lease, lease.permits + count)
             if state.granted:
                 lease.served(self._slots)
@@ -170,17 +177,26 @@ class ReservePolicy:
         finally:
             lease.calling = False
 
+    async def _room(self, lease: JobLease) -> int:
+        """Return how many more permits of a host may be asked for, by a ceiling that was seen not
+        long ago."""
+        if self.hosts is not None and self._clock.monotonic() - lease.seen_at > SEEN:
+            states = await self.hosts.pacing.state([lease.job_id])
+            state = states.get(lease.job_id)
+            lease.see(state.ceiling if state else 0, self._clock.monotonic())
+        if lease.dirty:
+            # What was given back must not count as held: it may be beyond a lowered limit.
+            await self._tell(lease)
+        return lease.most - lease.permits
+
     def take(self, lane: Lane, count: int) -> Sequence[float] | None:
         """Take starts out of the hand, where the lane is of one host."""
         return self.hosts.take(lane, count) if lane.host and self.hosts is not None else ()
 
     async def book(self, lane: Lane, count: int) -> Sequence[float]:
-        """Book starts, and heed the ceiling of the host."""
+        """Book starts."""
         assert self.hosts is not None
-        starts = await self.hosts.fill(lane, count)
-        for lease in self.lane_leases(lane):
-            lease.ceiling = self.hosts.ceiling(lane)
-        return starts
+        return await self.hosts.fill(lane, count)
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again, and hand an idle permit of the host to a worker that wants
@@ -214,7 +230,7 @@ class ReservePolicy:
         """Return when the ledger may be asked again."""
         if lane.host and self.is_out(lane, now):
             of_host = self.lane_leases(lane)
-            full = any(lease.permits >= lease.limit for lease in of_host)
+            full = any(lease.permits >= lease.most for lease in of_host)
             cool = max(lease.cool_until for lease in of_host)
             return None if full or cool <= now else cool
         lacking = self._lacking(lane, now)
@@ -233,6 +249,7 @@ class ReservePolicy:
             if lease.lost or (lease.permits and not self._usable_at(lease, now)):
                 lease.forfeit()
                 fenced += lease.lanes
+            lease.shed_stale()
             if self.draining:
                 lease.shed_idle(now, keep=0, after=0.0)
             else:
@@ -327,7 +344,8 @@ class ReservePolicy:
             if rule.limit:
                 suffix = f"/{rule.limit}" if rule.caller else ""
                 lease = self._lease(rule.key, rule.limit, of_host=True, suffix=suffix)
-                lease.limit = rule.limit
+                if lease.limit != rule.limit:
+                    lease.bound(rule.limit, lease.ceiling)
                 leases.append(lease)
         return tuple(leases)
 
@@ -345,7 +363,7 @@ class ReservePolicy:
 
     async def knock(self, lease: JobLease) -> None:
         """Ask the ledger for one more permit, unless that is asked for or was just refused."""
-        if not lease.calling and self._clock.monotonic() >= lease.cool_until:
+        if not lease.is_out(self._clock.monotonic()):
             await self._acquired(lease, 1)
 
     async def give_back(self, lease: JobLease) -> None:
@@ -430,19 +448,25 @@ class ReservePolicy:
 
     async def _renew(self, lease: JobLease) -> None:
         """Tell the ledger how many permits are held. The caller has marked the lease as calling."""
-        lease.dirty = False
         try:
-            await self._hold(lease, lease.permits)
+            await self._tell(lease)
         except Exception as error:
             # If the ledger stays away, the fence ends the calls in time.
-            lease.dirty = True
             lease.retry_at = self._clock.monotonic() + RETRY_PAUSE
             log_failure(_log, f"permits of job {lease.job_id} were not renewed", error)
         finally:
             lease.calling = False
 
+    async def _tell(self, lease: JobLease) -> None:
+        lease.dirty = False
+        try:
+            await self._hold(lease, lease.permits)
+        except BaseException:
+            lease.dirty = True
+            raise
+
     async def _hold(self, lease: JobLease, count: int) -> LedgerState:
-        before = lease.permits
+        before, most = lease.permits, lease.most
         self._sequence += 1
         asked_at = self._clock.monotonic()
         state = await self._ledger.acquire_or_renew(
@@ -454,13 +478,15 @@ class ReservePolicy:
                 sequence=self._sequence,
                 wants=lease.wants,
             ),
-            limit=min(lease.limit, lease.ceiling or lease.limit),
+            limit=most,
             lease=self._lease_seconds,
         )
         if state.granted:
             lease.renewed_at = asked_at
             # Add the difference: permits may have been handed over or lost during the call.
             lease.permits += max(0, count - before)
+            if lease.most < most and lease.of_host:
+                lease.stale = lease.permits
             if count > 0:
                 lease.wants = False
         elif count <= before and before:

@@ -75,7 +75,9 @@ class RetryPolicy:
         since = _waits_since(failure, task, now)
         is_late = self._is_late(since, now)
         if isinstance(failure, Postponed) or failure.is_spared:
-            if is_late:
+            # A long line within limits of our own is nobody's refusal.
+            in_line = isinstance(failure, Postponed) and failure.waiting is WaitReason.HOST_LIMIT
+            if is_late and not in_line:
                 return final
             return _put_off(event, *self._put_off_until(failure, now), since, receives)
         if is_late:

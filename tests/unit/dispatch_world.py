@@ -256,7 +256,8 @@ class World:
         self.rows: dict[str, list[tuple[int, str]]] = {}
         self.read_time = 0.0
         self.hosts: tuple[str, ...] = ()
-        self.policies = None if limits is None else HostPolicies(lambda: limits)
+        self.limits = limits or HostRules()
+        self.policies = None if limits is None else HostPolicies(lambda: self.limits)
         self.pacing = MemoryPacing(self.clock)
         self.starts: list[tuple[float, str]] = []
         self.admit: Callable[[str], Awaitable[float | None]] = _no_robots

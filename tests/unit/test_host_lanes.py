@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 import anyio
 import pytest
 
 from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
+from conveyor.engine.hosts import PATIENCE, WAITING_OF_HOST
+from conveyor.ports.pacing import HostState
 from conveyor.ports.permits import LeaseRequest
-from conveyor.ports.queues import TaskMessage, host_queue, run_queue
+from conveyor.ports.queues import Delivery, TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
 from tests.unit.test_worker_reports import reporter
 
@@ -151,7 +155,7 @@ async def test_the_host_of_an_older_message_is_learned_at_its_claim() -> None:
         await bench.clock.advance(30.0)
     assert len(bench.tasks.done) == 4
     assert bench.tasks.peak[run_queue("a")] == 1
-    assert bench.received() <= 8
+    assert bench.received() <= 12, "each worker learns the host at a claim of its own"
 
 
 async def test_calls_end_before_the_ledger_may_give_their_hosts_permits_to_others() -> None:
@@ -214,6 +218,107 @@ async def test_a_job_with_a_stricter_limit_waits_until_its_caller_makes_fewer_ca
     assert len(bench.tasks.done) == 16
     assert bench.tasks.peak["all"] == 4
     assert bench.tasks.peak[run_queue("strict")] <= 2
+
+
+def most_in_flight(bench: World, since: float, seconds: float = 1.0) -> int:
+    """Return the most calls at a time of those that began since then."""
+    starts = [start for start in starts_of(bench) if start >= since]
+    lasts = seconds - 0.01
+    return max(sum(begin <= start < begin + lasts for begin in starts) for start in starts)
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()])
+async def test_a_limit_that_is_lowered_holds_as_the_calls_end(lanes: tuple[str, ...]) -> None:
+    bench = world(limit=4, workers=2)
+    async with bench.running():
+        await bench.submit("a", 99, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(3.0)
+        assert most_in_flight(bench, 0.0) == 4
+        bench.limits = HostRules(limit=1)
+        await bench.clock.advance(4.0)
+        lowered = bench.clock.monotonic()
+        await bench.clock.advance(4.0)
+        assert bench.permits.total(host_key(A)) <= 1
+    assert most_in_flight(bench, lowered) == 1
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()])
+async def test_a_ceiling_holds_over_the_fleet(lanes: tuple[str, ...]) -> None:
+    bench = world(limit=8, workers=3)
+    async with bench.running():
+        await bench.submit("a", 99, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(3.0)
+        assert await bench.pacing.lower(host_key(A), 4) == 2
+        await bench.clock.advance(3.0)
+        lowered = bench.clock.monotonic()
+        await bench.clock.advance(5.0)
+    assert most_in_flight(bench, lowered) == 2
+
+
+async def test_the_ceiling_of_one_caller_slows_no_other() -> None:
+    bench = world(limit=6)
+    polite = Politeness(per_host=6)
+    async with bench.running():
+        await bench.pacing.lower(host_key(A, "c"), 2)
+        await bench.submit("a", 40, hosts=(A,), lanes=(A,), caller="c", politeness=polite)
+        await bench.submit("b", 40, hosts=(A,), lanes=(A,), caller="d")
+        await bench.clock.advance(5.0)
+    assert bench.tasks.peak[host_queue("a", 0)] == 1
+    assert bench.tasks.peak["all"] == 6
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()])
+async def test_jobs_of_one_caller_keep_each_its_own_rules(lanes: tuple[str, ...]) -> None:
+    bench = world()
+    strict, loose = Politeness(per_host_rate=0.5), Politeness(per_host_rate=5.0)
+    async with bench.running():
+        await bench.submit("y", 20, hosts=(A,), lanes=lanes, caller="c", politeness=strict)
+        await bench.submit("x", 99, hosts=(A,), lanes=lanes, caller="c", politeness=loose)
+        await bench.clock.advance(10.0)
+    mine = {task for _, task in bench.rows["y"]}
+    assert 2 <= sum(task in mine for task in bench.tasks.done) <= 6
+    assert len(bench.tasks.done) > 8
+
+
+async def test_a_limit_of_ones_own_holds_beside_a_looser_one_on_host_lanes() -> None:
+    bench = world()
+    strict, loose = Politeness(per_host=1), Politeness(per_host=4)
+    async with bench.running():
+        await bench.submit("y", 4, hosts=(A,), lanes=(A,), caller="c", politeness=strict)
+        await bench.submit("x", 12, hosts=(A,), lanes=(A,), caller="c", politeness=loose)
+        await bench.clock.advance(40.0)
+    assert len(bench.tasks.done) == 16
+    assert bench.tasks.peak[host_queue("y", 0)] == 1
+    assert bench.tasks.peak["all"] == 4
+
+
+async def test_a_second_receipt_of_a_task_does_not_take_the_turn_of_the_first() -> None:
+    bench = world(rate=1.2)
+    turns, came = bench.members[0].turns, []
+    assert turns is not None
+
+    async def work(receipt: str, seconds: float, *, calls: bool) -> None:
+        message = TaskMessage("job-a", "a", "task", version=2, host=A)
+        delivery = Delivery(run_queue("a"), message, receipt, 1)
+        lane = bench.dispatcher.lanes.get("a")
+        assert lane is not None
+        turn = turns.turn_of(lane, delivery, None)
+        assert turn is not None
+        turns.begin(turn, delivery, anyio.CancelScope())
+        await bench.clock.sleep(seconds)
+        if calls:
+            await turns.come("a", "task", URL_A)
+            came.append(bench.clock.monotonic())
+        await turns.end(turn)
+
+    async with bench.running():
+        await bench.submit("a", 50, hosts=(B,))
+        await bench.pacing.book(host_key(A), 0.9)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(work, "first", 0.2, calls=True))
+            group.start_soon(partial(work, "second", 0.1, calls=False))
+            await bench.clock.advance(4.0)
+    assert came[0] >= 0.85
 
 
 async def test_a_run_of_which_only_closed_hosts_are_left_says_until_when() -> None:
@@ -326,3 +431,93 @@ async def test_a_run_whose_messages_wait_in_hand_for_a_closed_host_says_so() -> 
         assert lane.until == pytest.approx(opens, abs=100)
         await bench.clock.advance(10.0)
     assert len(bench.tasks.done) == 2
+
+
+def patterned(pattern: HostPattern, *, seconds: float = 1.0, slots: int = 20) -> World:
+    """Limits for the hosts under `polite` alone."""
+    return World(
+        slots=slots,
+        duration=lambda _delivery: seconds,
+        limits=HostRules(patterns={"*.polite": pattern}),
+    )
+
+
+def timed_turns(bench: World) -> list[float]:
+    """Note how long messages wait in their slots."""
+    turns, waits = bench.members[0].turns, []
+    assert turns is not None
+    come = turns.come
+
+    async def timed(run_id: str, task: str, url: str, asked: float | None = None) -> None:
+        began = bench.clock.monotonic()
+        try:
+            await come(run_id, task, url, asked)
+        finally:
+            waits.append(bench.clock.monotonic() - began)
+
+    turns.come = timed  # type: ignore[assignment,method-assign]
+    return waits
+
+
+async def test_messages_without_hosts_do_not_wait_for_each_other_for_ever() -> None:
+    bench = patterned(HostPattern(limit=1, together=True))
+    async with bench.running():
+        await bench.submit("a", 12, limit=2)
+        bench.hosts = tuple(f"h{number}.polite:443" for number in range(3))
+        await bench.clock.advance(60.0)
+        assert len(bench.tasks.done) == 12
+
+
+async def test_messages_without_hosts_leave_their_slots_to_others() -> None:
+    bench = patterned(HostPattern(rate=0.1))
+    waits = timed_turns(bench)
+    async with bench.running():
+        await bench.submit("a", 30)
+        bench.hosts = ("h.polite:443",)
+        await bench.clock.advance(4.0)
+        assert bench.dispatcher.calling == 0
+        await bench.clock.advance(40.0)
+    assert len(bench.starts) in {4, 5}
+    assert max(waits) <= PATIENCE + 0.1
+
+
+async def test_a_message_whose_start_passed_while_it_had_no_slot_waits_in_none() -> None:
+    bench = patterned(HostPattern(rate=0.1), seconds=3.0, slots=1)
+    waits = timed_turns(bench)
+    async with bench.running():
+        await bench.submit("busy", 40, hosts=(B,))
+        await bench.clock.advance(1.0)
+        await bench.submit("a", 3, hosts=("h.polite:443",))
+        await bench.clock.advance(100.0)
+    assert waits
+    assert max(waits) <= PATIENCE + 0.1
+
+
+async def test_no_host_has_so_many_waiting_that_others_are_not_asked_for() -> None:
+    bench = world(limit=1, seconds=60.0)
+    async with bench.running():
+        await bench.submit("a", 40, hosts=(A,))
+        await bench.clock.advance(90.0)
+        lane = bench.dispatcher.lanes.get("a")
+        assert lane is not None
+        assert 0 < lane.waiting <= WAITING_OF_HOST
+
+
+async def test_a_slow_answer_of_the_pacing_stops_no_host() -> None:
+    for lanes in ((A,), ()):
+        bench = world(rate=1.0, seconds=0.2)
+        state = bench.pacing.state
+
+        async def slow(
+            hosts: Iterable[str],
+            bench: World = bench,
+            state: Callable[[Iterable[str]], Awaitable[dict[str, HostState]]] = state,
+        ) -> dict[str, HostState]:
+            await bench.clock.sleep(0.15)
+            return await state(hosts)
+
+        bench.pacing.state = slow  # type: ignore[method-assign]
+        async with bench.running():
+            await bench.submit("a", 20, hosts=(A,), lanes=lanes)
+            await bench.clock.advance(10.0)
+            assert len(bench.starts) >= 9

@@ -140,16 +140,17 @@ async def test_a_rerun_gets_its_own(tmp_path: Path, large: bool) -> None:
         assert await waiting(api.binding, run_id, HOSTS) == spread(ROWS)
 
 
-async def test_after_a_restart_the_messages_are_in_the_queues_of_their_hosts(
-    tmp_path: Path,
+@pytest.mark.parametrize(("rows", "lanes"), [(ROWS, HOSTS), (30, ())], ids=["large", "small"])
+async def test_after_a_restart_messages_name_their_hosts_in_the_queues_of_these(
+    tmp_path: Path, rows: int, lanes: tuple[str, ...]
 ) -> None:
     async with open_api(tmp_path / "data") as api:
-        job = await submit(api, ROWS, politeness=MANNERS)
+        job = await submit(api, rows, politeness=MANNERS)
     again = await open_binding(tmp_path / "data", FakeClock())
     try:
         [run] = await again.ports.runs.dispatchable_runs()
-        assert (run.job_id, run.hosts) == (job["job_id"], HOSTS)
-        assert await waiting(again.ports, run.run_id, run.hosts) == spread(ROWS)
+        assert (run.job_id, run.hosts) == (job["job_id"], lanes)
+        assert await waiting(again.ports, run.run_id, run.hosts) == spread(rows)
     finally:
         await again.ports.aclose()
 

@@ -233,3 +233,18 @@ async def test_an_outage_counts_from_its_begin_and_not_from_before_its_task() ->
     assert put_off.since == task.created_at
     await clock.advance(1)
     assert isinstance(verdict(), Failed)
+
+
+async def test_a_task_may_stand_in_the_line_of_its_host_for_longer_than_its_deadline() -> None:
+    clock = FakeClock()
+    await clock.advance(100)
+    task = msgspec.structs.replace(make_task(clock, attempts=0), waiting_since=clock.now() - 90_000)
+    rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+    event = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=clock.now(), ended_at=clock.now())
+    for waiting, verdict in (
+        (WaitReason.HOST_LIMIT, Retry),
+        (WaitReason.HOST_RETRY_AFTER, Failed),
+    ):
+        put_off = Postponed(PROBLEM, TaskFailure.RATE_LIMITED, retry_after=9.0, waiting=waiting)
+        decided = rules.decide(put_off, task, make_job(), event=event, receives=9)
+        assert isinstance(decided, verdict)

@@ -18,6 +18,7 @@ from conveyor.ports.queues import (
     Delivery,
     QueueMissing,
     TaskMessage,
+    run_queue,
     run_queues,
 )
 from conveyor.testing.clock import FakeClock
@@ -272,6 +273,21 @@ async def test_the_queues_of_hosts_together_read_each_row_about_once() -> None:
     }
     # Each read served all three.
     assert store.reads <= 3_000 // 250 + 3
+
+
+async def test_references_that_are_read_again_name_their_hosts_where_a_policy_holds() -> None:
+    store = Store(FakeClock(), rows=dict(tasks(range(6))), hosts=HOSTS)
+
+    async def has_policy(run: str) -> bool:
+        return run == RUN
+
+    queues = MemoryQueues(
+        store.unfinished_after, store.clock, task_hosts=store.task_hosts, has_policy=has_policy
+    )
+    for run, hosts in ((RUN, [*HOSTS, *HOSTS]), ("OTHER", [""] * 6)):
+        await queues.open_run(JOB, run)
+        found = await queues.receive(run_queue(run), limit=10, visibility=60)
+        assert [one.message.host for one in found if isinstance(one.message, TaskMessage)] == hosts
 
 
 async def test_a_host_whose_window_is_full_holds_no_other_up() -> None:
