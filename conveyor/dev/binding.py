@@ -183,10 +183,10 @@ async def open_binding(
                 store.tasks.unfinished_after,
                 clock if moved is None else moved.looks,
                 task_hosts=store.tasks.task_hosts,
-                has_policy=partial(_has_policy, store, options.host_limits),
                 window=options.queue_window,
                 max_receives=options.max_receives,
             )
+            queues.has_policy = partial(_has_policy, store, options.host_limits)
             await _take_over(store, blobs, queues)
         except ConveyorError as error:
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None

@@ -115,7 +115,6 @@ class MemoryQueues(Queues):
         clock: Clock,
         *,
         task_hosts: TaskHosts = no_hosts,
-        has_policy: HasPolicy = no_policy,
         window: int = 10_000,
         reorder: int = 0,
         duplicates: float = 0.0,
@@ -124,7 +123,7 @@ class MemoryQueues(Queues):
         self._clock = clock
         self._unfinished_after = unfinished_after
         self._task_hosts = task_hosts
-        self._has_policy = has_policy
+        self.has_policy: HasPolicy = no_policy
         self._window = window
         self._faults: Faults | None = None
         if reorder or duplicates:
@@ -295,7 +294,7 @@ class MemoryQueues(Queues):
         hosts: Sequence[str] = ()
         try:
             found = await self._unfinished_after(queue.run_id, refill.after, refill.limit)
-            if found and await self._has_policy(queue.run_id):
+            if found and await self.has_policy(queue.run_id):
                 hosts = await self._task_hosts(queue.run_id, found)
             rows = found
             if queue.run_id in self._lanes:

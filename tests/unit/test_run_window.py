@@ -281,9 +281,8 @@ async def test_references_that_are_read_again_name_their_hosts_where_a_policy_ho
     async def has_policy(run: str) -> bool:
         return run == RUN
 
-    queues = MemoryQueues(
-        store.unfinished_after, store.clock, task_hosts=store.task_hosts, has_policy=has_policy
-    )
+    queues = MemoryQueues(store.unfinished_after, store.clock, task_hosts=store.task_hosts)
+    queues.has_policy = has_policy
     for run, hosts in ((RUN, [*HOSTS, *HOSTS]), ("OTHER", [""] * 6)):
         await queues.open_run(JOB, run)
         found = await queues.receive(run_queue(run), limit=10, visibility=60)
