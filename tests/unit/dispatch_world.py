@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 
@@ -273,17 +274,9 @@ class World:
         self.tasks = work(self.clock, duration)
         self.control = Work(self.clock, lambda _delivery: 0.0)
         chosen = Settings(**{"workers": slots, **settings})  # type: ignore[arg-type]
-        self.members = [
-            Member(
-                self,
-                f"w{number}",
-                chosen,
-                polling=polling,
-                policy=policy_factory(permit_policy, bounces),
-                visibility=visibility,
-            )
-            for number in range(workers)
-        ]
+        policy = policy_factory(permit_policy, bounces)
+        member = partial(Member, self, polling=polling, policy=policy, visibility=visibility)
+        self.members = [member(f"w{number}", chosen) for number in range(workers)]
         self.dispatcher = self.members[0].dispatcher
         self.telemetry = self.members[0].telemetry
 
