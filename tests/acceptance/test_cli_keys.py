@@ -32,6 +32,8 @@ OWN_TERMINAL = (
     "os.execvp(sys.argv[1], sys.argv[1:])\n"
 )
 KEY = {"X-API-Key": "local"}
+ENDED = r"stopping\r\n(\d\d:[^\r]*\r\n)*\$ "
+"""The end of a server, whose last requests may be shown after its last word."""
 
 
 class Screen:
@@ -169,7 +171,7 @@ def test_keys_do_what_the_help_says(screen: Screen) -> None:
     screen.until(re.escape(f"{api.removesuffix('/v1')}/dashboard"))
     eventually(lambda: opened(screen) if "/dashboard" in opened(screen) else None, "a page")
     screen.type("xq")
-    screen.until(r"stopping\r\n\$ ")
+    screen.until(ENDED)
     assert screen.is_usual()
 
 
@@ -204,7 +206,7 @@ def test_an_empty_server_is_seeded_while_it_runs(screen: Screen) -> None:
     screen.until("all is cleared")
     assert listed(api) == []
     screen.type("q")
-    screen.until(r"stopping\r\n\$ ")
+    screen.until(ENDED)
 
 
 def test_a_server_of_real_sites_is_not_seeded(screen: Screen) -> None:
@@ -212,7 +214,7 @@ def test_a_server_of_real_sites_is_not_seeded(screen: Screen) -> None:
     screen.type("s")
     screen.until("nothing was seeded: a seed needs --gateway fake")
     screen.type("q")
-    screen.until(r"stopping\r\n\$ ")
+    screen.until(ENDED)
 
 
 def test_the_terminal_is_as_before_while_the_server_is_stopped(screen: Screen) -> None:
@@ -226,7 +228,7 @@ def test_the_terminal_is_as_before_while_the_server_is_stopped(screen: Screen) -
     screen.until(r"q  quit")
     assert fetched(f"{api.removesuffix('/v1')}/healthz").status_code == 200
     screen.type("\x03")
-    screen.until(r"stopping\r\n\$ ")
+    screen.until(ENDED)
     assert screen.is_usual()
 
 
@@ -254,7 +256,7 @@ def test_a_server_in_the_background_leaves_the_terminal_to_the_shell(screen: Scr
     screen.until(r"fg\r\n")
     _eventually_pressed(screen)
     screen.type("q")
-    screen.until(r"stopping\r\n\$ ")
+    screen.until(ENDED)
     assert screen.is_usual()
 
 
@@ -296,7 +298,7 @@ def test_the_lines_to_try_submit_a_job_and_follow_it(screen: Screen) -> None:
     screen.until(r"fg\r\n")
     _eventually_pressed(screen)
     screen.type("q")
-    screen.until(r"stopping\r\n\$ ")
+    screen.until(ENDED)
 
 
 def test_open_opens_the_dashboard(screen: Screen) -> None:
