@@ -16,6 +16,7 @@ from tests.acceptance.support_calls import problem_of
 from tests.acceptance.support_client import (
     added,
     finish,
+    open_client,
     pages,
     refused,
 )
@@ -153,18 +154,20 @@ def test_a_run_that_another_draws_on_cannot_be_deleted(client: ZenRowsBatchClien
     assert list(job.runs()) == []
 
 
-def test_signing_keys_are_rotated(client: ZenRowsBatchClient) -> None:
-    first, second = client.rotate_hmac_key(), client.rotate_hmac_key()
-    keys = client.list_hmac_keys()
-    assert keys.active is not None
-    assert keys.candidate is not None
-    assert (keys.active.kid, keys.candidate.kid) == (first.kid, second.kid)
-    refused(Code.CANDIDATE_PENDING, 409, client.rotate_hmac_key)
+def test_signing_keys_are_rotated(server: Serving) -> None:
+    # By a caller of its own: other tests rotate keys of a fleet that they share with this one.
+    with open_client(server, "a-caller-with-keys") as client:
+        first, second = client.rotate_hmac_key(), client.rotate_hmac_key()
+        keys = client.list_hmac_keys()
+        assert keys.active is not None
+        assert keys.candidate is not None
+        assert (keys.active.kid, keys.candidate.kid) == (first.kid, second.kid)
+        refused(Code.CANDIDATE_PENDING, 409, client.rotate_hmac_key)
 
-    client.cancel_hmac_rotation()
-    refused(Code.NO_CANDIDATE, 409, client.finalize_hmac_key)
-    third = client.rotate_hmac_key()
+        client.cancel_hmac_rotation()
+        refused(Code.NO_CANDIDATE, 409, client.finalize_hmac_key)
+        third = client.rotate_hmac_key()
 
-    assert client.finalize_hmac_key().active_kid == third.kid
-    keys = client.list_hmac_keys()
-    assert (keys.active and keys.active.kid, keys.candidate) == (third.kid, None)
+        assert client.finalize_hmac_key().active_kid == third.kid
+        keys = client.list_hmac_keys()
+        assert (keys.active and keys.active.kid, keys.candidate) == (third.kid, None)
