@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
+import anyio
 import pytest
 
-from conveyor.engine.delivery import AckBatcher
+from conveyor.engine.delivery import LINGER, AckBatcher
 from conveyor.ports.queues import MAX_BATCH, Queues
 from conveyor.testing.clock import FakeClock
 
@@ -28,10 +29,12 @@ class Deleted:
 
     def __init__(self) -> None:
         self.receipts: list[str] = []
+        self.batches: list[int] = []
 
     async def delete(self, queue: str, receipts: Sequence[str]) -> None:
         """Keep the receipts."""
         self.receipts += receipts
+        self.batches.append(len(receipts))
 
 
 async def test_a_queue_that_is_done_is_forgotten() -> None:
@@ -50,3 +53,31 @@ async def test_a_queue_that_is_done_is_forgotten() -> None:
 
     assert len(queues.receipts) == 3 * (MAX_BATCH + 2)
     assert [one() for one in held] == [None] * 3
+
+
+async def test_acknowledgements_that_come_slowly_share_a_call() -> None:
+    """Ten runs that share 50 slots end two tasks a second each."""
+    queues, clock = Deleted(), FakeClock()
+    batcher = AckBatcher(cast(Queues, cast(Any, queues)), clock)
+    async with anyio.create_task_group() as group:
+        group.start_soon(batcher.run)
+        for receipt in range(3):
+            await batcher.add("run", str(receipt))
+            await clock.advance(LINGER / 4)
+        assert queues.batches == []
+        await clock.advance(LINGER / 4)
+        assert queues.batches == [3]
+        batcher.stop()
+
+
+async def test_a_stop_does_not_wait_for_more_acknowledgements() -> None:
+    queues, clock = Deleted(), FakeClock()
+    batcher = AckBatcher(cast(Queues, cast(Any, queues)), clock)
+    async with anyio.create_task_group() as group:
+        group.start_soon(batcher.run)
+        await batcher.add("run", "first")
+        await clock.advance(LINGER / 2)
+        batcher.stop()
+
+    assert queues.receipts == ["first"]
+    assert clock.monotonic() < LINGER

@@ -224,16 +224,21 @@ def test_a_file_of_settings_is_named_as_ecs_wants_it(
     assert (re.fullmatch(pattern, arn) is not None) is is_taken
 
 
-def test_slots_are_enough_for_what_a_worker_can_do(
+def test_every_size_of_a_worker_has_room_for_its_slots(
     template: dict[str, Any], resources: dict[str, Any]
 ) -> None:
-    """A vCPU does about 80 tasks a second at 12 ms each, and a call takes 2.4 s. Heads of bodies
-    take no more than half of the memory, however many slots have one."""
+    """A task takes 3.2 ms of CPU at most (`scripts/bench aws_calls --only delays`), a call 2.4 s.
+    Heads of bodies take no more than half of the memory, however many slots have one."""
     slots = template["Parameters"]["SlotsPerWorker"]["Default"]
     worker = resources["WorkerTask"]["Properties"]
+    sizes = template["Mappings"]["WorkerSizes"]
 
-    assert 0.9 <= slots / 2.4 / (int(worker["Cpu"]) / 1024 / 0.012) <= 1.1
-    assert int(worker["Memory"]) * 1024 * 1024 / 2 >= HEAD_MEMORY
+    assert list(sizes) == template["Parameters"]["WorkerSize"]["AllowedValues"]
+    for what in ("Cpu", "Memory"):
+        assert worker[what] == {"Fn::FindInMap": ["WorkerSizes", {"Ref": "WorkerSize"}, what]}
+    for size in sizes.values():
+        assert slots / 2.4 * 0.0032 <= 0.6 * int(size["Cpu"]) / 1024
+        assert int(size["Memory"]) * 1024 * 1024 / 2 >= HEAD_MEMORY
 
 
 def test_a_file_of_a_million_tasks_is_taken(template: dict[str, Any]) -> None:
