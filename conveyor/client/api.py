@@ -456,6 +456,11 @@ class Api:
         path = f"{_run_path(job_id, run_id)}/hosts"
         return self._decode(await self._send("GET", path), HostsReply)
 
+    async def held_hosts(self, job_id: str, run_id: str) -> HostsReply:
+        """Read which hosts hold a run back by their limits."""
+        path = f"{_run_path(job_id, run_id)}/hosts"
+        return self._decode(await self._send("GET", path, query={"held": "1"}), HostsReply)
+
     async def results(
         self,
         job_id: str,

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.jobs import find_job
+from conveyor.client.listing import held_host_line
 from conveyor.client.output import command, count, printable
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.watch import summary
-from conveyor.client.wire import JobReply, RunReply, RunWaitReply
+from conveyor.client.wire import HostReply, HostsReply, JobReply, RunReply, RunWaitReply
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
 
+HOSTS_SHOWN = 3
+"""Hosts that hold a job back which are named."""
 ON_THE_HOST = frozenset({"worker", "admin"})
 """Commands that talk to no server."""
 
 
 class Explanation(NamedTuple):
     """The state of a job, the way to help it (empty if nothing is to be done), and the words of the
-    `conveyor` command for that. `program` is the command in its place where it is another one."""
+    `conveyor` command for that. `program` is the command in its place where it is another one.
+    `details` stand below the state, a line each."""
 
     why: str
     helps: str = ""
     words: tuple[str, ...] = ()
     program: str = ""
+    details: tuple[str, ...] = ()
 
 
 async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> int:
@@ -36,7 +41,11 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
         job_id = await find_job(api, text)
         with about(job_id):
             job = await api.job(job_id)
-        found = explain(job)
+            found, hosts = explain(job), tuple[HostReply, ...]()
+            run = job.latest_run
+            if run is not None and may_be_held(run):
+                held = await api.held_hosts(job_id, run.run_id)
+                found, hosts = held_back(job, found, held), held.hosts
         if found.words and found.words[0] in ON_THE_HOST and await api.serves_development():
             found = in_development(job, found)
     help_command = found.program
@@ -44,8 +53,7 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
         on_the_host = found.words[0] in ON_THE_HOST
         help_command = command(*found.words) if on_the_host else target.command(*found.words)
     helps = ": ".join(filter(None, (found.helps, help_command)))
-    terminal.say(f"job {printable(job_id)}: {found.why}{f'. {helps}' if helps else ''}")
-    run = job.latest_run
+    _say(terminal, f"job {printable(job_id)}: {found.why}", found.details, helps)
     terminal.give(
         {
             "job_id": job_id,
@@ -53,11 +61,25 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
             "status": job.status if run is None else run.status,
             "waiting": None if run is None else msgspec.to_builtins(run.waiting),
             "explanation": found.why,
+            "details": found.details,
+            "hosts": hosts,
             "helps": found.helps or None,
             "command": help_command or None,
         }
     )
     return SUCCEEDED
+
+
+def _say(terminal: Terminal, why: str, details: Sequence[str], helps: str) -> None:
+    """Print an explanation: in a line, or with its details below."""
+    if not details:
+        terminal.say(f"{why}. {helps}" if helps else why)
+        return
+    terminal.say(f"{why}:")
+    for detail in details:
+        terminal.say(f"  {detail}")
+    if helps:
+        terminal.say(helps)
 
 
 def explain(job: JobReply) -> Explanation:
@@ -78,6 +100,39 @@ def in_development(job: JobReply, found: Explanation) -> Explanation:
     wait = None if run is None else run.waiting
     helps, program = _DEVELOPMENT_HELP.get("" if wait is None else wait.reason, ("", ""))
     return Explanation(found.why, helps, program=program)
+
+
+def may_be_held(run: RunReply) -> bool:
+    """Tell whether the limits of hosts may be all that holds a run back."""
+    reason = None if run.waiting is None else run.waiting.reason
+    is_running = run.status == RunStatus.RUNNING and not run.paused and not run.ingesting
+    return is_running and reason in (None, RunWaitReason.HOST_CLOSED)
+
+
+def held_back(job: JobReply, found: Explanation, held: HostsReply) -> Explanation:
+    """Explain a job with the hosts that hold it back, if there are any."""
+    run = job.latest_run
+    assert run is not None
+    if not held.hosts:
+        return found
+    is_whole = held.counted_tasks >= held.tasks
+    details = [held_host_line(host, is_whole=is_whole) for host in held.hosts[:HOSTS_SHOWN]]
+    if more := len(held.hosts) + held.more_hosts - len(details):
+        details.append(f"and {count(more, 'more host')}")
+    if not is_whole:
+        details.append(f"counted among {held.counted_tasks:,} of {count(held.tasks, 'task')}")
+    why = found.why
+    if run.waiting is None:
+        stats = run.stats
+        hosts = "its host" if len(details) == 1 else "its hosts"
+        done = f"{stats.completed:,} of {count(stats.total, 'task')} done"
+        why = f"{done}; the limits of {hosts} hold it back"
+    return found._replace(
+        why=why,
+        helps="It goes on by itself. All its hosts",
+        words=("hosts", job.job_id),
+        details=tuple(details),
+    )
 
 
 def _without_run(job: JobReply) -> Explanation:

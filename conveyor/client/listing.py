@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from rich.cells import cell_len, set_cell_size
 
-from conveyor.client.output import count, printable, size
+from conveyor.client.output import count, duration, printable, size
 from conveyor.client.wire import FETCHED, FailureGroupReply, HostReply, ProblemReply, ResultRow
+from conveyor.domain.hosts import LimitSource
 
 SAMPLE_ROWS = 1_000
 """Rows that are read before the first line, to choose the columns."""
@@ -116,13 +117,32 @@ def host_line(host: HostReply) -> str:
     """Write what a run does to a host, with the limits there."""
     numbers = (host.pending, host.in_flight, host.done, host.failed)
     limits = [
-        f"{host.limit} at a time" if host.limit else "",
-        f"{host.rate:g} a second" if host.rate else "",
+        f"{host.limit} at a time{_source(host, host.limit_set_by)}" if host.limit else "",
+        f"{host.rate:g} a second{_source(host, host.rate_set_by)}" if host.rate else "",
         f"{host.ceiling} at a time since it refused" if host.ceiling else "",
         f"closed until {_moment(host.closed_until)} UTC" if host.closed_until else "",
     ]
     cells = [f"{number:>9,}" for number in numbers]
-    return _GAP.join([*cells, ", ".join(filter(None, [printable(host.host), *limits]))])
+    return _GAP.join([*cells, printable(", ".join(filter(None, [host.host, *limits])))])
+
+
+def _source(host: HostReply, source: str | None) -> str:
+    """Name who set a limit, in brackets, as far as the server says it."""
+    if source is None:
+        return ""
+    return f" ({source} {host.pattern})" if source == LimitSource.PATTERN else f" ({source})"
+
+
+def held_host_line(host: HostReply, *, is_whole: bool) -> str:
+    """Say how a host holds a run back, and who set that. How many tasks wait for it is known if the
+    run was counted as a whole."""
+    waits = f"{count(host.pending, 'task')} {'waits' if host.pending == 1 else 'wait'}"
+    if host.in_flight:
+        waits += f", {host.in_flight:,} in work"
+    line = f"{host.host}: {waits}; {host.detail or 'it is at a limit'}"
+    if host.rate and is_whole:
+        line += f"; so these take {duration(host.pending / host.rate)} at least"
+    return printable(line)
 
 
 def _name(row: ResultRow) -> str:

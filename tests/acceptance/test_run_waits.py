@@ -164,7 +164,8 @@ def test_hosts_that_asked_for_a_pause(tmp_path: Path) -> None:
         waiting = told(wire, server.api, job, R.HOST_CLOSED)["waiting"]
         assert (
             waiting["detail"]
-            == "every task left is of a host that asked for a pause, or is at its limit: 3 tasks"
+            == "every task left waits for its host, which asked for a pause or is at a limit: "
+            "3 tasks"
         )
         assert waiting["until"] > waiting["since"]
 
