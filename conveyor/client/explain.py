@@ -7,18 +7,28 @@ from typing import NamedTuple
 
 import msgspec
 
+from conveyor.client.api import Api
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.jobs import find_job
-from conveyor.client.listing import held_host_line
+from conveyor.client.listing import cause_line, held_host_line
 from conveyor.client.output import command, count, printable
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.watch import summary
-from conveyor.client.wire import HostReply, HostsReply, JobReply, RunReply, RunWaitReply
+from conveyor.client.wire import (
+    FailureGroupReply,
+    HostReply,
+    HostsReply,
+    JobReply,
+    RunReply,
+    RunWaitReply,
+)
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
 
 HOSTS_SHOWN = 3
 """Hosts that hold a job back which are named."""
+CAUSES_SHOWN = 3
+"""Kinds of failures that are named."""
 ON_THE_HOST = frozenset({"worker", "admin"})
 """Commands that talk to no server."""
 
@@ -46,6 +56,8 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
             if run is not None and may_be_held(run):
                 held = await api.held_hosts(job_id, run.run_id)
                 found, hosts = held_back(job, found, held), held.hosts
+            if run is not None and may_tell_failures(run):
+                found = failing(run, found, await _causes(api, target, run))
         if found.words and found.words[0] in ON_THE_HOST and await api.serves_development():
             found = in_development(job, found)
     help_command = found.program
@@ -133,6 +145,41 @@ def held_back(job: JobReply, found: Explanation, held: HostsReply) -> Explanatio
         words=("hosts", job.job_id),
         details=tuple(details),
     )
+
+
+def may_tell_failures(run: RunReply) -> bool:
+    """Tell whether what failed explains a run: of a live one, if at least half of its tasks do."""
+    failed, completed = run.stats.failed, run.stats.completed
+    return failed > 0 and (not run.live or 2 * failed >= completed)
+
+
+def failing(run: RunReply, found: Explanation, causes: Sequence[str]) -> Explanation:
+    """Explain a run with the causes of its failures."""
+    why = found.why
+    if run.live:
+        why += f"; {run.stats.failed:,} of those done failed"
+    return found._replace(why=why, details=(*found.details, *causes))
+
+
+async def _causes(api: Api, target: ServerTarget, run: RunReply) -> list[str]:
+    """Name the most frequent causes of the failures of a run, each with a task as an example."""
+    found = (await api.failures(run.job_id, run.run_id)).groups
+    lines = [cause_line(group, await _example(api, run, group)) for group in found[:CAUSES_SHOWN]]
+    if more := found[CAUSES_SHOWN:]:
+        tasks, kinds = sum(group.count for group in more), count(len(more), "other kind")
+        every = target.command("failures", run.job_id)
+        lines.append(f"{count(tasks, 'task')} failed in {kinds}: {every}")
+    return lines
+
+
+async def _example(api: Api, run: RunReply, group: FailureGroupReply) -> str | None:
+    """Return the URL of a task of a group; None if it is not among the first rows."""
+    if group.reason is None:
+        return None
+    page = await api.results_page(
+        run.job_id, run.run_id, status="failed", group=group.group, limit=1
+    )
+    return page.rows[0][0].url if page.rows else None
 
 
 def _without_run(job: JobReply) -> Explanation:

@@ -241,7 +241,7 @@ class FailureSummary:
                 "reason": group.error.detail or group.error.title,
                 "tasks": group.tasks,
                 "first_url": group.url,
-                "fix": self._fix(group.error),
+                "fix": fix_of(group.error, own_server=self._own_server),
             }
             for group in self._by_frequency()
         ]
@@ -256,19 +256,21 @@ class FailureSummary:
             line = f"failed: {url}: {reason}"
         else:
             line = f"failed: {group.tasks:,} tasks: {reason}, first {url}"
-        fix = self._fix(error)
+        fix = fix_of(error, own_server=self._own_server)
         return f"{line}; {fix}" if fix else line
 
-    def _fix(self, error: ProblemReply) -> str | None:
-        if error.code == _PRIVATE:
-            if self._own_server:
-                return "--allow-private fetches private addresses too"
-            return "start the server with --allow-private to fetch private addresses too"
-        if error.code in _KEPT_STATUSES and 300 <= error.status <= 599:
-            keep = f"--param allowed_status_codes={error.status} keeps such pages"
-            other = _FIXES.get(error.code)
-            return f"{keep}; {other}" if other else keep
-        return _FIXES.get(error.code)
+
+def fix_of(error: ProblemReply, *, own_server: bool) -> str | None:
+    """Say what mends a failure, as far as that is known; `own_server` as in FailureSummary."""
+    if error.code == _PRIVATE:
+        if own_server:
+            return "--allow-private fetches private addresses too"
+        return "start the server with --allow-private to fetch private addresses too"
+    if error.code in _KEPT_STATUSES and 300 <= error.status <= 599:
+        keep = f"--param allowed_status_codes={error.status} keeps such pages"
+        other = _FIXES.get(error.code)
+        return f"{keep}; {other}" if other else keep
+    return _FIXES.get(error.code)
 
 
 class _Group:
@@ -276,6 +278,20 @@ class _Group:
         self.url = url
         self.error = error
         self.tasks = 0
+
+
+def cause_line(group: FailureGroupReply, url: str | None) -> str:
+    """Say how many tasks failed for a reason, with the URL of one of them, and what mends that."""
+    tasks = count(group.count, "task")
+    if group.reason is None:
+        return f"{tasks} failed for other reasons"
+    error = ProblemReply(code=group.code or group.reason, status=group.status or 0)
+    words = dict.fromkeys(filter(None, (group.reason, group.code, str(group.status or ""))))
+    line = f"{tasks} failed: {group.detail or group.reason} ({', '.join(words)})"
+    if url is not None:
+        line += f", such as {url}"
+    fix = fix_of(error, own_server=False)
+    return printable(f"{line}; {fix}" if fix else line)
 
 
 FAILURES_HEADER = f"{'tasks':>9}  {'group':<12}  reason, code, status; first and last, UTC"

@@ -199,5 +199,8 @@ def test_explain_speaks_json_and_of_jobs_that_are_done(tmp_path: Path) -> None:
         found = json.loads(ran.stdout)
         assert found["command"] == f"conveyor rerun {job} --failed --watch"
         assert (found["status"], found["waiting"]) == ("completed", None)
+        [cause] = found["details"]
+        assert cause.startswith("1 task failed: ")
+        assert f", 404), such as {server.url('gone', status=404)}" in cause
         none = conveyor(server, "explain", "7ZZ")
         assert (none.code, none.err) == (1, ["conveyor: no such job: 7ZZ"])

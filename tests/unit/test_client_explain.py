@@ -10,9 +10,11 @@ from conveyor.client.explain import (
     HOSTS_SHOWN,
     ON_THE_HOST,
     explain,
+    failing,
     held_back,
     in_development,
     may_be_held,
+    may_tell_failures,
 )
 from conveyor.client.wire import (
     HostReply,
@@ -170,3 +172,18 @@ def test_hosts_are_asked_for_only_where_nothing_else_holds_a_run_back() -> None:
     assert may_be_held(run())
     assert not may_be_held(run(pause_state="paused"))
     assert not may_be_held(run(10, status="completed"))
+
+
+def test_failures_explain_a_run_that_ended_and_a_live_one_of_which_most_fail() -> None:
+    assert may_tell_failures(run(10, failed=1, status="completed"))
+    assert not may_tell_failures(run(10, status="completed"))
+    assert may_tell_failures(run(4, failed=2))
+    assert not may_tell_failures(run(5, failed=2))
+
+
+def test_causes_stand_below_what_a_run_does() -> None:
+    ended, live = run(10, failed=10, status="completed"), run(4, failed=2)
+    told = failing(ended, explain(job(ended)), ["a cause"])
+    assert (told.why, told.details) == ("completed: 10 tasks, 0 ok, 10 failed", ("a cause",))
+    told = failing(live, explain(job(live)), ["a cause"])
+    assert told.why == "4 of 10 tasks done; nothing holds it back; 2 of those done failed"

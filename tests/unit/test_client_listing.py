@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from conveyor.client.listing import SAMPLE_ROWS, FailureSummary, ResultTable
-from conveyor.client.wire import ProblemReply, ResultRow, WaitReply
+from conveyor.client.listing import SAMPLE_ROWS, FailureSummary, ResultTable, cause_line
+from conveyor.client.wire import FailureGroupReply, ProblemReply, ResultRow, WaitReply
 
 LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html?ref=1"
 
@@ -157,3 +157,22 @@ def test_a_program_gets_the_same_reasons() -> None:
 
 def test_a_password_in_a_failed_url_is_not_shown() -> None:
     assert "secret" not in groups(failed("odd", "t", "http://u:secret@a/"))[0]
+
+
+@pytest.mark.parametrize(
+    ("group", "line"),
+    [
+        (FailureGroupReply(group="g", count=12, reason="bad_target", code="bad_target", status=404,
+                           detail="the page answered 404"),
+         "12 tasks failed: the page answered 404 (bad_target, 404), such as http://a/\\x1b; "
+         "--param allowed_status_codes=404 keeps such pages"),
+        (FailureGroupReply(group="g", count=1, reason="gateway_error", code="host_not_found"),
+         "1 task failed: gateway_error (gateway_error, host_not_found), such as http://a/\\x1b; "
+         "check the spelling of the host, and the resolver of the server"),
+        (FailureGroupReply(group="other", count=7), "7 tasks failed for other reasons"),
+    ],
+)  # fmt: skip
+def test_a_cause_is_told_with_an_example_and_what_mends_it(
+    group: FailureGroupReply, line: str
+) -> None:
+    assert cause_line(group, "http://a/\x1b") == line
