@@ -19,6 +19,7 @@ from conveyor.client.wire import (
     HostReply,
     HostsReply,
     JobReply,
+    ResultRow,
     RunReply,
     RunWaitReply,
 )
@@ -111,13 +112,13 @@ def in_development(job: JobReply, found: Explanation) -> Explanation:
     run = job.latest_run
     wait = None if run is None else run.waiting
     helps, program = _DEVELOPMENT_HELP.get("" if wait is None else wait.reason, ("", ""))
-    return Explanation(found.why, helps, program=program)
+    return found._replace(helps=helps, words=(), program=program)
 
 
 def may_be_held(run: RunReply) -> bool:
     """Tell whether the limits of hosts may be all that holds a run back."""
     reason = None if run.waiting is None else run.waiting.reason
-    is_running = run.status == RunStatus.RUNNING and not run.paused and not run.ingesting
+    is_running = run.status == RunStatus.RUNNING and not run.paused
     return is_running and reason in (None, RunWaitReason.HOST_CLOSED)
 
 
@@ -133,14 +134,12 @@ def held_back(job: JobReply, found: Explanation, held: HostsReply) -> Explanatio
         details.append(f"and {count(more, 'more host')}")
     if not is_whole:
         details.append(f"counted among {held.counted_tasks:,} of {count(held.tasks, 'task')}")
-    why = found.why
-    if run.waiting is None:
-        stats = run.stats
-        hosts = "its host" if len(details) == 1 else "its hosts"
-        done = f"{stats.completed:,} of {count(stats.total, 'task')} done"
-        why = f"{done}; the limits of {hosts} hold it back"
+    # Whether a host is at a limit or asked for a pause, and until when, its line says.
+    stats = run.stats
+    done = f"{stats.completed:,} of {count(stats.total, 'task')} done"
+    hosts = "its host" if len(held.hosts) + held.more_hosts == 1 else "its hosts"
     return found._replace(
-        why=why,
+        why=f"{done}; the limits of {hosts} hold it back",
         helps="It goes on by itself. All its hosts",
         words=("hosts", job.job_id),
         details=tuple(details),
@@ -172,14 +171,14 @@ async def _causes(api: Api, target: ServerTarget, run: RunReply) -> list[str]:
     return lines
 
 
-async def _example(api: Api, run: RunReply, group: FailureGroupReply) -> str | None:
-    """Return the URL of a task of a group; None if it is not among the first rows."""
+async def _example(api: Api, run: RunReply, group: FailureGroupReply) -> ResultRow | None:
+    """Return a task of a group; None if there is none among the first rows."""
     if group.reason is None:
         return None
     page = await api.results_page(
         run.job_id, run.run_id, status="failed", group=group.group, limit=1
     )
-    return page.rows[0][0].url if page.rows else None
+    return page.rows[0][0] if page.rows else None
 
 
 def _without_run(job: JobReply) -> Explanation:

@@ -280,16 +280,17 @@ class _Group:
         self.tasks = 0
 
 
-def cause_line(group: FailureGroupReply, url: str | None) -> str:
+def cause_line(group: FailureGroupReply, example: ResultRow | None) -> str:
     """Say how many tasks failed for a reason, with the URL of one of them, and what mends that."""
     tasks = count(group.count, "task")
     if group.reason is None:
         return f"{tasks} failed for other reasons"
     error = ProblemReply(code=group.code or group.reason, status=group.status or 0)
     words = dict.fromkeys(filter(None, (group.reason, group.code, str(group.status or ""))))
-    line = f"{tasks} failed: {group.detail or group.reason} ({', '.join(words)})"
-    if url is not None:
-        line += f", such as {url}"
+    title = example.error.title if example is not None and example.error is not None else ""
+    line = f"{tasks} failed: {group.detail or title or group.reason} ({', '.join(words)})"
+    if example is not None:
+        line += f", such as {example.url}"
     fix = fix_of(error, own_server=False)
     return printable(f"{line}; {fix}" if fix else line)
 

@@ -76,6 +76,13 @@ def test_no_command_for_production_helps_a_development_server(reason: RunWaitRea
         assert not told.program or told.program.startswith("conveyor-dev")
 
 
+def test_what_helps_a_development_server_leaves_the_details_there() -> None:
+    found = job(run(4, failed=4, waiting=RunWaitReply(reason=RunWaitReason.SLOTS, detail="full")))
+    assert found.latest_run is not None
+    explained = failing(found.latest_run, explain(found), ["a cause"])
+    assert in_development(found, explained).details == ("a cause",)
+
+
 SCHEDULE = ScheduleReply(at="2026-01-01T00:00:00Z")
 
 
@@ -150,12 +157,15 @@ def test_few_hosts_are_named_and_a_part_that_was_counted_is_told() -> None:
     assert list(told.details) == [*named, "and 9 more hosts", "counted among 4 of 10 tasks"]
 
 
-def test_a_run_whose_hosts_are_closed_keeps_its_reason_and_names_them() -> None:
+def test_a_run_whose_hosts_are_closed_is_explained_by_them_too() -> None:
     wait = RunWaitReply(reason=RunWaitReason.HOST_CLOSED, since="S", detail="it is closed")
     found = job(run(waiting=wait))
     told = held_back(found, explain(found), hosts(1))
-    assert told.why == "3 of 10 tasks done; it waits because it is closed (host_closed, since S)"
+    assert told.why == "3 of 10 tasks done; the limits of its host hold it back"
     assert told.details == (f"h0.test:443: {LINE}",)
+    assert held_back(found, explain(found), hosts(0)).why == (
+        "3 of 10 tasks done; it waits because it is closed (host_closed, since S)"
+    )
 
 
 def test_a_run_that_no_host_holds_back_is_explained_as_before() -> None:

@@ -160,19 +160,25 @@ def test_a_password_in_a_failed_url_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "line"),
+    ("group", "title", "line"),
     [
         (FailureGroupReply(group="g", count=12, reason="bad_target", code="bad_target", status=404,
-                           detail="the page answered 404"),
+                           detail="the page answered 404"), "Not Found",
          "12 tasks failed: the page answered 404 (bad_target, 404), such as http://a/\\x1b; "
          "--param allowed_status_codes=404 keeps such pages"),
         (FailureGroupReply(group="g", count=1, reason="gateway_error", code="host_not_found"),
-         "1 task failed: gateway_error (gateway_error, host_not_found), such as http://a/\\x1b; "
+         "No such host",
+         "1 task failed: No such host (gateway_error, host_not_found), such as http://a/\\x1b; "
          "check the spelling of the host, and the resolver of the server"),
-        (FailureGroupReply(group="other", count=7), "7 tasks failed for other reasons"),
+        (FailureGroupReply(group="g", count=1, reason="timeout", code="timeout"), "",
+         "1 task failed: timeout (timeout), such as http://a/\\x1b; raise "
+         "CONVEYOR_GATEWAY_TIMEOUT of the server"),
+        (FailureGroupReply(group="other", count=7), "", "7 tasks failed for other reasons"),
     ],
 )  # fmt: skip
 def test_a_cause_is_told_with_an_example_and_what_mends_it(
-    group: FailureGroupReply, line: str
+    group: FailureGroupReply, title: str, line: str
 ) -> None:
-    assert cause_line(group, "http://a/\x1b") == line
+    error = ProblemReply(code="c", title=title)
+    row = ResultRow(task_id="t", url="http://a/\x1b", status="failed", error=error)
+    assert cause_line(group, row) == line

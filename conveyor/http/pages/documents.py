@@ -155,7 +155,8 @@ def _lines(origin: str, *, has_dashboard: bool) -> str:
         "the same as an OpenAPI document": f"{origin}/openapi.json",
         **({"what runs and what failed, in a browser": f"{origin}{ROOT}"} if has_dashboard else {}),
     }
-    lines = (f"{address}  {what}\n" for what, address in places.items())
+    width = max(map(len, places.values()))
+    lines = (f"{address:<{width}}  {what}\n" for what, address in places.items())
     return f"Conveyor {__version__}: scrapes many URLs\n\n{''.join(lines)}"
 
 
