@@ -83,23 +83,30 @@ class HostLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         """Say the limits and who set them; empty without any."""
+        calls = "1 call" if self.limit == 1 else f"{self.limit:,} calls"
+        bounds = {"LIMIT": f"{calls} at a time", "RATE": _pace(self.rate) if self.rate else ""}
+        sources = {"LIMIT": self.limit_set_by, "RATE": self.rate_set_by}
         parts = []
-        if self.limit_set_by is not None:
-            calls = "1 call" if self.limit == 1 else f"{self.limit:,} calls"
-            parts.append(f"at most {calls} at a time, {self._set(self.limit_set_by, 'limit')}")
-        if self.rate_set_by is not None:
-            parts.append(f"at most {_pace(self.rate)}, {self._set(self.rate_set_by, 'rate')}")
+        for source in dict.fromkeys(filter(None, sources.values())):
+            of_source = [what for what in bounds if sources[what] is source]
+            at_most = " and ".join(bounds[what] for what in of_source)
+            parts.append(f"at most {at_most}, {self._set(source, of_source)}")
         if self.robots:
             parts.append("its robots.txt may ask for a pause between calls (Crawl-delay)")
         return "; ".join(parts)
 
-    def _set(self, source: LimitSource, what: str) -> str:
+    def _set(self, source: LimitSource, what: Sequence[str]) -> str:
         if source is LimitSource.JOB:
-            return f"set by the job ({'--per-host' if what == 'limit' else '--per-host-rate'})"
-        by = f"set by the server (CONVEYOR_HOST_{what.upper()})"
+            return f"set by the job ({', '.join(_OPTIONS[one] for one in what)})"
+        settings = ", ".join(f"CONVEYOR_HOST_{one}" for one in what)
+        by = f"set by the server ({settings})"
         if source is LimitSource.PATTERN:
             by = f'set by the server\'s file of hosts ("{self.pattern}")'
         return f"{by} for all hosts of {self.pattern} together" if self.together else by
+
+
+_OPTIONS = {"LIMIT": "--per-host", "RATE": "--per-host-rate"}
+"""The options of a job, by the last word of the settings of a server for the same."""
 
 
 def _pace(rate: float) -> str:

@@ -200,6 +200,14 @@ def test_starts_are_booked_under_the_keys_of_all_rules_and_of_the_caller() -> No
          "at most 2 calls at a time, set by the job (--per-host)"),
         (HostLimits(limit=1, limit_set_by=LimitSource.SERVER),
          "at most 1 call at a time, set by the server (CONVEYOR_HOST_LIMIT)"),
+        (HostLimits(limit=2, limit_set_by=LimitSource.JOB, rate=0.5,
+                    rate_set_by=LimitSource.JOB),
+         "at most 2 calls at a time and one call every 2 s, set by the job (--per-host, "
+         "--per-host-rate)"),
+        (HostLimits(limit=2, limit_set_by=LimitSource.SERVER, rate=3.0,
+                    rate_set_by=LimitSource.SERVER),
+         "at most 2 calls at a time and 3 calls a second, set by the server (CONVEYOR_HOST_LIMIT, "
+         "CONVEYOR_HOST_RATE)"),
         (HostLimits(rate=0.5, rate_set_by=LimitSource.JOB),
          "at most one call every 2 s, set by the job (--per-host-rate)"),
         (HostLimits(rate=1.0, rate_set_by=LimitSource.SERVER),
