@@ -10,7 +10,7 @@ import msgspec
 from conveyor.client.api import Api
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.jobs import find_job
-from conveyor.client.listing import cause_line, held_host_line
+from conveyor.client.listing import cause_line, held_host_line, waiting_line
 from conveyor.client.output import command, count, printable
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.watch import summary
@@ -57,6 +57,8 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
             if run is not None and may_be_held(run):
                 held = await api.held_hosts(job_id, run.run_id)
                 found, hosts = held_back(job, found, held), held.hosts
+                if not hosts and run.waiting is not None:
+                    found = found._replace(details=await _waiting_task(api, run))
             if run is not None and may_tell_failures(run):
                 found = failing(run, found, await _causes(api, target, run))
         if found.words and found.words[0] in ON_THE_HOST and await api.serves_development():
@@ -122,6 +124,12 @@ def may_be_held(run: RunReply) -> bool:
     return is_running and reason in (None, RunWaitReason.HOST_CLOSED)
 
 
+async def _waiting_task(api: Api, run: RunReply) -> tuple[str, ...]:
+    """Name a task that waits, of a host without a limit: only its worker knows that it paused."""
+    page = await api.results_page(run.job_id, run.run_id, status="processing", limit=1)
+    return tuple(waiting_line(row) for row, _ in page.rows if row.waiting is not None)
+
+
 def held_back(job: JobReply, found: Explanation, held: HostsReply) -> Explanation:
     """Explain a job with the hosts that hold it back, if there are any."""
     run = job.latest_run
@@ -137,9 +145,9 @@ def held_back(job: JobReply, found: Explanation, held: HostsReply) -> Explanatio
     # Whether a host is at a limit or asked for a pause, and until when, its line says.
     stats = run.stats
     done = f"{stats.completed:,} of {count(stats.total, 'task')} done"
-    hosts = "its host" if len(held.hosts) + held.more_hosts == 1 else "its hosts"
+    hold = "its host holds" if len(held.hosts) + held.more_hosts == 1 else "its hosts hold"
     return found._replace(
-        why=f"{done}; the limits of {hosts} hold it back",
+        why=f"{done}; {hold} it back",
         helps="It goes on by itself. All its hosts",
         words=("hosts", job.job_id),
         details=tuple(details),

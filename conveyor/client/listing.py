@@ -145,6 +145,11 @@ def held_host_line(host: HostReply, *, is_whole: bool) -> str:
     return printable(line)
 
 
+def waiting_line(row: ResultRow) -> str:
+    """Say of a task that waits why, and until when."""
+    return f"such as {printable(row.url)}: {_reason(row)}"
+
+
 def _name(row: ResultRow) -> str:
     return printable(row.external_id or row.task_id)
 

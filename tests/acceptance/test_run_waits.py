@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from zenrows.batch import ZenRowsBatchClient
 
@@ -20,7 +21,7 @@ from tests.acceptance.support_boot import boot
 from tests.acceptance.support_cli import CLIENT, conveyor, environment
 from tests.acceptance.support_held import HeldCalls, held_server
 from tests.acceptance.support_site import in_background
-from tests.acceptance.support_waits import nothing_holds, told
+from tests.acceptance.support_waits import nothing_holds, said, told
 from tests.acceptance.support_wire import KEY, Wire, eventually
 from tests.patient import SECONDS
 
@@ -168,6 +169,9 @@ def test_hosts_that_asked_for_a_pause(tmp_path: Path) -> None:
             "3 tasks"
         )
         assert waiting["until"] > waiting["since"]
+        _, explained = anyio.run(said, server.api, job)
+        assert f"\n  such as {urls[0]}: " in explained, explained
+        assert "retry_after, waits until " in explained
 
 
 @extended

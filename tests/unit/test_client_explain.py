@@ -144,7 +144,7 @@ LINE = "4 tasks wait; at most 2 calls at a time"
 def test_a_run_at_the_limits_of_its_hosts_is_explained_by_them() -> None:
     found = job(run())
     told = held_back(found, explain(found), hosts(1))
-    assert told.why == "3 of 10 tasks done; the limits of its host hold it back"
+    assert told.why == "3 of 10 tasks done; its host holds it back"
     assert told.details == (f"h0.test:443: {LINE}",)
     assert told.words == ("hosts", "J")
 
@@ -152,7 +152,7 @@ def test_a_run_at_the_limits_of_its_hosts_is_explained_by_them() -> None:
 def test_few_hosts_are_named_and_a_part_that_was_counted_is_told() -> None:
     found = job(run())
     told = held_back(found, explain(found), hosts(5, counted=4, more=7))
-    assert told.why == "3 of 10 tasks done; the limits of its hosts hold it back"
+    assert told.why == "3 of 10 tasks done; its hosts hold it back"
     named = [f"h{n}.test:443: {LINE}" for n in range(HOSTS_SHOWN)]
     assert list(told.details) == [*named, "and 9 more hosts", "counted among 4 of 10 tasks"]
 
@@ -161,7 +161,7 @@ def test_a_run_whose_hosts_are_closed_is_explained_by_them_too() -> None:
     wait = RunWaitReply(reason=RunWaitReason.HOST_CLOSED, since="S", detail="it is closed")
     found = job(run(waiting=wait))
     told = held_back(found, explain(found), hosts(1))
-    assert told.why == "3 of 10 tasks done; the limits of its host hold it back"
+    assert told.why == "3 of 10 tasks done; its host holds it back"
     assert told.details == (f"h0.test:443: {LINE}",)
     assert held_back(found, explain(found), hosts(0)).why == (
         "3 of 10 tasks done; it waits because it is closed (host_closed, since S)"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from conveyor.client.listing import SAMPLE_ROWS, FailureSummary, ResultTable, cause_line
+from conveyor.client.listing import (
+    SAMPLE_ROWS,
+    FailureSummary,
+    ResultTable,
+    cause_line,
+    waiting_line,
+)
 from conveyor.client.wire import FailureGroupReply, ProblemReply, ResultRow, WaitReply
 
 LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html?ref=1"
@@ -182,3 +188,11 @@ def test_a_cause_is_told_with_an_example_and_what_mends_it(
     error = ProblemReply(code="c", title=title)
     row = ResultRow(task_id="t", url="http://a/\x1b", status="failed", error=error)
     assert cause_line(group, row) == line
+
+
+def test_a_task_that_waits_is_told_with_why_and_until_when() -> None:
+    wait = WaitReply(reason="host_retry_after", until="2026-11-30T10:15:00.000Z")
+    row = ResultRow(task_id="t", url="http://a/\x1b", status="pending", waiting=wait)
+    assert waiting_line(row) == (
+        "such as http://a/\\x1b: host_retry_after, waits until 2026-11-30 10:15:00 UTC"
+    )
