@@ -74,9 +74,10 @@ def schedule_of(flags: dict[str, Any]) -> dict[str, Any] | None:
         names = " and ".join(f"--{kind}" for kind in chosen)
         raise click.UsageError(f"{names}: a job has one schedule")
     [(kind, text)] = chosen.items()
+    document = _document(kind, text)
     if kind != "every" and zone is None:
         raise click.UsageError(f"--{kind} needs --zone, such as --zone Europe/Berlin")
-    schedule = {**_document(kind, text), **({} if zone is None else {"timezone": zone})}
+    schedule = {**document, **({} if zone is None else {"timezone": zone})}
     _check(kind, schedule)
     return schedule | ({} if overlap is None else {"overlap": overlap})
 

@@ -103,6 +103,7 @@ def test_a_wrong_form_is_told_with_an_example_of_the_right_one(
         ({"overlap": "wait"}, "--overlap needs a schedule"),
         ({"every": "6h", "daily": "09:00"}, "--every and --daily: a job has one schedule"),
         ({"daily": "09:00"}, "--daily needs --zone"),
+        ({"weekly": "mon"}, "--weekly takes DAYS@TIMES"),
         ({"at": "2027-09-01T09:00"}, "--at needs --zone"),
         ({"every": "15"}, "--every takes 15m, 6h or 1d, not '15'"),
         ({"every": "15s"}, "--every takes 15m, 6h or 1d"),
