@@ -17,14 +17,29 @@ if TYPE_CHECKING:
 
 _EVERY = re.compile(r"([0-9]{1,9})(m|h|d)", re.ASCII)
 _UNITS = {"m": "minute", "h": "hour", "d": "day"}
-_KINDS = ("every", "at", "daily", "weekly", "monthly")
+_EXAMPLES = {
+    "every": "6h",
+    "at": "2027-09-01T09:00",
+    "daily": "09:00,18:00",
+    "weekly": "mon,fri@09:00",
+    "monthly": "1,15@09:00",
+}
+"""A value of each option that says when."""
 
 _times_options = (
     click.option("--every", metavar="15m|6h|1d", help="Run each so many minutes, hours or days."),
     click.option("--at", metavar="DATETIME", help="Run once, such as at 2027-09-01T09:00."),
-    click.option("--daily", metavar="TIMES", help="Run daily, such as at 09:00,18:00."),
-    click.option("--weekly", metavar="DAYS@TIMES", help="Run weekly, such as mon,fri@09:00."),
-    click.option("--monthly", metavar="DAYS@TIMES", help="Run monthly, such as 1,15@09:00."),
+    click.option("--daily", metavar="TIMES", help="Run daily, such as at 09:00,18:00; full hours."),
+    click.option(
+        "--weekly",
+        metavar="DAYS@TIMES",
+        help="Run weekly, such as --weekly mon,fri@09:00 (mon tue wed thu fri sat sun).",
+    ),
+    click.option(
+        "--monthly",
+        metavar="DAYS@TIMES",
+        help="Run monthly, such as --monthly 1,15@09:00, on the days 1 to 31.",
+    ),
     click.option(
         "--zone", metavar="ZONE", help="Zone of these times, such as Europe/Berlin; not of --every."
     ),
@@ -47,7 +62,7 @@ new_schedule_options = stacked(*_times_options, _overlap_option("as before"))
 def schedule_of(flags: dict[str, Any]) -> dict[str, Any] | None:
     """Take the options of a schedule out of the flags, and build the schedule of the wire; None
     without one. Raises UsageError for what no server takes."""
-    given = {kind: flags.pop(kind) for kind in _KINDS}
+    given = {kind: flags.pop(kind) for kind in _EXAMPLES}
     zone, overlap = flags.pop("zone"), flags.pop("overlap")
     chosen = {kind: text for kind, text in given.items() if text is not None}
     if not chosen:
@@ -59,9 +74,10 @@ def schedule_of(flags: dict[str, Any]) -> dict[str, Any] | None:
         names = " and ".join(f"--{kind}" for kind in chosen)
         raise click.UsageError(f"{names}: a job has one schedule")
     [(kind, text)] = chosen.items()
+    document = _document(kind, text)
     if kind != "every" and zone is None:
         raise click.UsageError(f"--{kind} needs --zone, such as --zone Europe/Berlin")
-    schedule = {**_document(kind, text), **({} if zone is None else {"timezone": zone})}
+    schedule = {**document, **({} if zone is None else {"timezone": zone})}
     _check(kind, schedule)
     return schedule | ({} if overlap is None else {"overlap": overlap})
 
@@ -78,7 +94,9 @@ def _document(kind: str, text: str) -> dict[str, Any]:
         return {"calendar": {"times_of_day": _times(text), "cadence": {"daily": {}}}}
     days, at_sign, times = text.partition("@")
     if not at_sign:
-        raise click.UsageError(f"--{kind} takes DAYS@TIMES, not {text!r}")
+        raise click.UsageError(
+            f"--{kind} takes DAYS@TIMES, such as {_EXAMPLES[kind]}, not {text!r}"
+        )
     named = [day.strip().lower() for day in days.split(",")]
     numbers = [int(day) if day.isascii() and day.isdecimal() else day for day in named]
     chosen = named if kind == "weekly" else numbers
@@ -98,8 +116,10 @@ def _check(kind: str, schedule: dict[str, Any]) -> None:
         parse_schedule(schedule)
     except ConveyorError as error:
         field, _, problem = error.detail.partition(": ")
-        option = "--zone" if field == "schedule.timezone" else f"--{kind}"
-        raise click.UsageError(f"{option}: {problem}") from None
+        if field == "schedule.timezone":
+            raise click.UsageError(f"--zone: {problem}") from None
+        example = f"for example: --{kind} {_EXAMPLES[kind]}"
+        raise click.UsageError(f"--{kind}: {problem}; {example}") from None
 
 
 @click.group(invoke_without_command=True, no_args_is_help=False)

@@ -177,7 +177,7 @@ def log(
     limit: int,
     **common: Any,
 ) -> int:
-    """List deliveries, newest first, or the attempts at one.
+    """List deliveries, newest first, or the attempts at one; last is the newest.
 
     Times are UTC.
     """
@@ -218,7 +218,8 @@ def replay(
 ) -> int:
     """Send events again, with the same ids and bytes.
 
-    Name each DELIVERY, or with --since all that failed since then, 1,000 at most.
+    Name each DELIVERY (last is the newest), or with --since all that failed since then, 1,000 at
+    most.
     """
     from conveyor.client import webhooks
 
@@ -301,8 +302,11 @@ def _receiver(_context: click.Context, _option: click.Parameter, value: str) -> 
 def listen(url: str, job: str | None, since: str | None, **common: Any) -> int:
     """Hand events on to a local receiver, until interrupted.
 
-    The server need not reach it. Follows the log of deliveries: each event is handed on once,
-    oldest first, with its bytes and fresh signatures, and once more when somebody replays it.
+    The server need not reach it. Events are those of jobs that have a webhook, to any URL:
+    conveyor submit FILE --webhook URL, or conveyor webhook set JOB URL.
+
+    Follows the log of deliveries: each event is handed on once, oldest first, with its bytes and
+    fresh signatures, and once more when somebody replays it.
     """
     from conveyor.client.listen import listen
 

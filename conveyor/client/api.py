@@ -456,6 +456,11 @@ class Api:
         path = f"{_run_path(job_id, run_id)}/hosts"
         return self._decode(await self._send("GET", path), HostsReply)
 
+    async def held_hosts(self, job_id: str, run_id: str) -> HostsReply:
+        """Read which hosts hold a run back by their limits."""
+        path = f"{_run_path(job_id, run_id)}/hosts"
+        return self._decode(await self._send("GET", path, query={"held": "1"}), HostsReply)
+
     async def results(
         self,
         job_id: str,
@@ -482,12 +487,13 @@ class Api:
         run_id: str | None,
         *,
         status: str | None,
-        cursor: str | None,
+        cursor: str | None = None,
         group: str | None = None,
+        limit: int = 1_000,
     ) -> ResultRows:
         """Read one page of the rows of a run; without `run_id`, of the latest."""
         path = _run_path(job_id, run_id) if run_id else f"/jobs/{_quoted(job_id)}"
-        query = {"status": status, "group": group, "limit": "1000", "cursor": cursor}
+        query = {"status": status, "group": group, "limit": str(limit), "cursor": cursor}
         page = self._decode(await self._send("GET", f"{path}/results", query=query), RawResultsPage)
         rows = [(self._parse(bytes(raw), ResultRow), bytes(raw)) for raw in page.results]
         return ResultRows(rows, page.next_cursor or None)

@@ -266,11 +266,12 @@ async def rerun_job(
             )
             status = ",".join(statuses) or None
             first = f"for its first one: {target.command('rerun', job_id)}"
+            groups = None if group is None else target.command("failures", job_id)
             try:
                 async with _needing_run(api, job_id, first):
                     reply = await api.rerun(job_id, status=status, group=group, idempotency_key=key)
             except ServerRefused as refusal:
-                raise _hinted(refusal, before) from None
+                raise _hinted(refusal, before, groups) from None
         kept = f", {reply.inherited_tasks:,} kept" if reply.inherited_tasks else ""
         again = count(reply.retried_tasks, "task")
         terminal.say(f"job {clean(reply.job_id)}: {again} to run again{kept}")
@@ -288,13 +289,18 @@ async def rerun_job(
         return await follow_to_end(api, target, terminal, reply.latest_run, _watching(job_id, out))
 
 
-def _hinted(refusal: ServerRefused, before: RunReply | None) -> ClientError:
-    """Add to a refusal the option that finds tasks, if there are some without a result."""
+def _hinted(refusal: ServerRefused, before: RunReply | None, groups: str | None) -> ServerRefused:
+    """Add to a refusal the command that names failure groups, if one was asked for, or the option
+    that finds tasks, if there are some without a result."""
     unfinished = 0 if before is None else before.stats.total - before.stats.completed
-    if refusal.code != ErrorCode.NO_MATCHING_TASKS or not unfinished:
+    hint = ""
+    if groups is not None:
+        hint = f"its groups: {groups}"
+    elif unfinished:
+        hint = f"{count(unfinished, 'task')} without a result: --unfinished runs them"
+    if refusal.code != ErrorCode.NO_MATCHING_TASKS or not hint:
         return refusal
-    tasks = count(unfinished, "task")
-    return ClientError(f"{refusal}; {tasks} without a result: --unfinished runs them")
+    return ServerRefused(f"{refusal}; {hint}", code=refusal.code, status=refusal.status)
 
 
 @contextmanager
@@ -495,15 +501,18 @@ async def show_results(
         job_id = await find_job(api, job_id)
         fires = f"when it fires: {target.command('schedule', 'show', job_id)}"
         with about(job_id):
-            async with _needing_run(api, job_id, fires):
-                async for row, raw in api.results(job_id, status=status, group=group):
-                    all_succeeded = all_succeeded and row.succeeded
-                    if row.status == "failed":
-                        groups.add(row)
-                    if jsonl:
-                        print(_json_line(raw))
-                    else:
-                        table.add(row)
+            try:
+                async with _needing_run(api, job_id, fires):
+                    async for row, raw in api.results(job_id, status=status, group=group):
+                        all_succeeded = all_succeeded and row.succeeded
+                        if row.status == "failed":
+                            groups.add(row)
+                        if jsonl:
+                            print(_json_line(raw))
+                        else:
+                            table.add(row)
+            except ServerRefused as refusal:
+                raise _hinted(refusal, None, target.command("failures", job_id)) from None
     if not jsonl and not table.end():
         terminal.warn("no such tasks")
     for line in groups.lines(_width(sys.stderr)):

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from conveyor.client.api import Api
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.jobs import find_job
+from conveyor.client.listing import cause_line, held_host_line, waiting_line
 from conveyor.client.output import command, count, printable
 from conveyor.client.program import SUCCEEDED
 from conveyor.client.watch import summary
-from conveyor.client.wire import JobReply, RunReply, RunWaitReply
+from conveyor.client.wire import (
+    FailureGroupReply,
+    HostReply,
+    HostsReply,
+    JobReply,
+    ResultRow,
+    RunReply,
+    RunWaitReply,
+)
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
 
+HOSTS_SHOWN = 3
+"""Hosts that hold a job back which are named."""
+CAUSES_SHOWN = 3
+"""Kinds of failures that are named."""
 ON_THE_HOST = frozenset({"worker", "admin"})
 """Commands that talk to no server."""
 
 
 class Explanation(NamedTuple):
     """The state of a job, the way to help it (empty if nothing is to be done), and the words of the
-    `conveyor` command for that. `program` is the command in its place where it is another one."""
+    `conveyor` command for that. `program` is the command in its place where it is another one.
+    `details` stand below the state, a line each."""
 
     why: str
     helps: str = ""
     words: tuple[str, ...] = ()
     program: str = ""
+    details: tuple[str, ...] = ()
 
 
 async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> int:
@@ -36,7 +52,15 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
         job_id = await find_job(api, text)
         with about(job_id):
             job = await api.job(job_id)
-        found = explain(job)
+            found, hosts = explain(job), tuple[HostReply, ...]()
+            run = job.latest_run
+            if run is not None and may_be_held(run):
+                held = await api.held_hosts(job_id, run.run_id)
+                found, hosts = held_back(job, found, held), held.hosts
+                if not hosts and run.waiting is not None:
+                    found = found._replace(details=await _waiting_task(api, run))
+            if run is not None and may_tell_failures(run):
+                found = failing(run, found, await _causes(api, target, run))
         if found.words and found.words[0] in ON_THE_HOST and await api.serves_development():
             found = in_development(job, found)
     help_command = found.program
@@ -44,8 +68,7 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
         on_the_host = found.words[0] in ON_THE_HOST
         help_command = command(*found.words) if on_the_host else target.command(*found.words)
     helps = ": ".join(filter(None, (found.helps, help_command)))
-    terminal.say(f"job {printable(job_id)}: {found.why}{f'. {helps}' if helps else ''}")
-    run = job.latest_run
+    _say(terminal, f"job {printable(job_id)}: {found.why}", found.details, helps)
     terminal.give(
         {
             "job_id": job_id,
@@ -53,11 +76,25 @@ async def explain_job(target: ServerTarget, terminal: Terminal, text: str) -> in
             "status": job.status if run is None else run.status,
             "waiting": None if run is None else msgspec.to_builtins(run.waiting),
             "explanation": found.why,
+            "details": found.details,
+            "hosts": hosts,
             "helps": found.helps or None,
             "command": help_command or None,
         }
     )
     return SUCCEEDED
+
+
+def _say(terminal: Terminal, why: str, details: Sequence[str], helps: str) -> None:
+    """Print an explanation: in a line, or with its details below."""
+    if not details:
+        terminal.say(f"{why}. {helps}" if helps else why)
+        return
+    terminal.say(f"{why}:")
+    for detail in details:
+        terminal.say(f"  {detail}")
+    if helps:
+        terminal.say(helps)
 
 
 def explain(job: JobReply) -> Explanation:
@@ -77,7 +114,79 @@ def in_development(job: JobReply, found: Explanation) -> Explanation:
     run = job.latest_run
     wait = None if run is None else run.waiting
     helps, program = _DEVELOPMENT_HELP.get("" if wait is None else wait.reason, ("", ""))
-    return Explanation(found.why, helps, program=program)
+    return found._replace(helps=helps, words=(), program=program)
+
+
+def may_be_held(run: RunReply) -> bool:
+    """Tell whether the limits of hosts may be all that holds a run back."""
+    reason = None if run.waiting is None else run.waiting.reason
+    is_running = run.status == RunStatus.RUNNING and not run.paused
+    return is_running and reason in (None, RunWaitReason.HOST_CLOSED)
+
+
+async def _waiting_task(api: Api, run: RunReply) -> tuple[str, ...]:
+    """Name a task that waits, of a host without a limit: only its worker knows that it paused."""
+    page = await api.results_page(run.job_id, run.run_id, status="processing", limit=1)
+    return tuple(waiting_line(row) for row, _ in page.rows if row.waiting is not None)
+
+
+def held_back(job: JobReply, found: Explanation, held: HostsReply) -> Explanation:
+    """Explain a job with the hosts that hold it back, if there are any."""
+    run = job.latest_run
+    assert run is not None
+    if not held.hosts:
+        return found
+    is_whole = held.counted_tasks >= held.tasks
+    details = [held_host_line(host, is_whole=is_whole) for host in held.hosts[:HOSTS_SHOWN]]
+    if more := len(held.hosts) + held.more_hosts - len(details):
+        details.append(f"and {count(more, 'more host')}")
+    if not is_whole:
+        details.append(f"counted among {held.counted_tasks:,} of {count(held.tasks, 'task')}")
+    # Whether a host is at a limit or asked for a pause, and until when, its line says.
+    stats = run.stats
+    done = f"{stats.completed:,} of {count(stats.total, 'task')} done"
+    hold = "its host holds" if len(held.hosts) + held.more_hosts == 1 else "its hosts hold"
+    return found._replace(
+        why=f"{done}; {hold} it back",
+        helps="It goes on by itself. All its hosts",
+        words=("hosts", job.job_id),
+        details=tuple(details),
+    )
+
+
+def may_tell_failures(run: RunReply) -> bool:
+    """Tell whether what failed explains a run: of a live one, if at least half of its tasks do."""
+    failed, completed = run.stats.failed, run.stats.completed
+    return failed > 0 and (not run.live or 2 * failed >= completed)
+
+
+def failing(run: RunReply, found: Explanation, causes: Sequence[str]) -> Explanation:
+    """Explain a run with the causes of its failures."""
+    why = found.why
+    if run.live:
+        why += f"; {run.stats.failed:,} of those done failed"
+    return found._replace(why=why, details=(*found.details, *causes))
+
+
+async def _causes(api: Api, target: ServerTarget, run: RunReply) -> list[str]:
+    """Name the most frequent causes of the failures of a run, each with a task as an example."""
+    found = (await api.failures(run.job_id, run.run_id)).groups
+    lines = [cause_line(group, await _example(api, run, group)) for group in found[:CAUSES_SHOWN]]
+    if more := found[CAUSES_SHOWN:]:
+        tasks, kinds = sum(group.count for group in more), count(len(more), "other kind")
+        every = target.command("failures", run.job_id)
+        lines.append(f"{count(tasks, 'task')} failed in {kinds}: {every}")
+    return lines
+
+
+async def _example(api: Api, run: RunReply, group: FailureGroupReply) -> ResultRow | None:
+    """Return a task of a group; None if there is none among the first rows."""
+    if group.reason is None:
+        return None
+    page = await api.results_page(
+        run.job_id, run.run_id, status="failed", group=group.group, limit=1
+    )
+    return page.rows[0][0] if page.rows else None
 
 
 def _without_run(job: JobReply) -> Explanation:

@@ -80,7 +80,11 @@ class Listener:
         try:
             if self._job is not None:
                 found = await find_job(self._api, self._job)
-                await existing_job(self._api, found)
+                if (await existing_job(self._api, found)).webhook is None:
+                    hint = self._target.command("webhook", "set", found, "URL")
+                    self._terminal.warn(
+                        f"job {printable(found)} has no webhook, so it has no events: {hint}"
+                    )
                 self._job = self._job_id = found
             deliveries = await self._read(whole=True)
         except (ServerUnreachable, ServerRefused):
@@ -208,7 +212,10 @@ async def listen(
     async with target.connect(terminal) as api, aclosing(Receiver(url)) as receiver:
         listener = Listener(target, api, terminal, receiver, job=job, since=since)
         await _insist(listener.begin, terminal, target.pace)
-        terminal.warn(f"listening to {printable(api.address)} for {printable(url)}; Ctrl-C ends it")
+        terminal.warn(
+            f"listening to {printable(api.address)} for {printable(url)}: events of jobs that have "
+            "a webhook (conveyor submit … --webhook URL); Ctrl-C ends it"
+        )
         whole_at = target.pace.monotonic()
         while True:
             whole = target.pace.monotonic() >= whole_at

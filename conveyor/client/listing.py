@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from rich.cells import cell_len, set_cell_size
 
-from conveyor.client.output import count, printable, size
+from conveyor.client.output import count, duration, printable, size
 from conveyor.client.wire import FETCHED, FailureGroupReply, HostReply, ProblemReply, ResultRow
+from conveyor.domain.hosts import LimitSource
 
 SAMPLE_ROWS = 1_000
 """Rows that are read before the first line, to choose the columns."""
@@ -116,13 +117,37 @@ def host_line(host: HostReply) -> str:
     """Write what a run does to a host, with the limits there."""
     numbers = (host.pending, host.in_flight, host.done, host.failed)
     limits = [
-        f"{host.limit} at a time" if host.limit else "",
-        f"{host.rate:g} a second" if host.rate else "",
+        f"{host.limit} at a time{_source(host, host.limit_set_by)}" if host.limit else "",
+        f"{host.rate:g} a second{_source(host, host.rate_set_by)}" if host.rate else "",
         f"{host.ceiling} at a time since it refused" if host.ceiling else "",
         f"closed until {_moment(host.closed_until)} UTC" if host.closed_until else "",
     ]
     cells = [f"{number:>9,}" for number in numbers]
-    return _GAP.join([*cells, ", ".join(filter(None, [printable(host.host), *limits]))])
+    return _GAP.join([*cells, printable(", ".join(filter(None, [host.host, *limits])))])
+
+
+def _source(host: HostReply, source: str | None) -> str:
+    """Name who set a limit, in brackets, as far as the server says it."""
+    if source is None:
+        return ""
+    return f" ({source} {host.pattern})" if source == LimitSource.PATTERN else f" ({source})"
+
+
+def held_host_line(host: HostReply, *, is_whole: bool) -> str:
+    """Say how a host holds a run back, and who set that. How many tasks wait for it is known if the
+    run was counted as a whole."""
+    waits = f"{count(host.pending, 'task')} {'waits' if host.pending == 1 else 'wait'}"
+    if host.in_flight:
+        waits += f", {host.in_flight:,} in work"
+    line = f"{host.host}: {waits}; {host.detail or 'it is at a limit'}"
+    if host.rate and is_whole:
+        line += f"; so these take {duration(host.pending / host.rate)} at least"
+    return printable(line)
+
+
+def waiting_line(row: ResultRow) -> str:
+    """Say of a task that waits why, and until when."""
+    return f"such as {printable(row.url)}: {_reason(row)}"
 
 
 def _name(row: ResultRow) -> str:
@@ -221,7 +246,7 @@ class FailureSummary:
                 "reason": group.error.detail or group.error.title,
                 "tasks": group.tasks,
                 "first_url": group.url,
-                "fix": self._fix(group.error),
+                "fix": fix_of(group.error, own_server=self._own_server),
             }
             for group in self._by_frequency()
         ]
@@ -236,19 +261,21 @@ class FailureSummary:
             line = f"failed: {url}: {reason}"
         else:
             line = f"failed: {group.tasks:,} tasks: {reason}, first {url}"
-        fix = self._fix(error)
+        fix = fix_of(error, own_server=self._own_server)
         return f"{line}; {fix}" if fix else line
 
-    def _fix(self, error: ProblemReply) -> str | None:
-        if error.code == _PRIVATE:
-            if self._own_server:
-                return "--allow-private fetches private addresses too"
-            return "start the server with --allow-private to fetch private addresses too"
-        if error.code in _KEPT_STATUSES and 300 <= error.status <= 599:
-            keep = f"--param allowed_status_codes={error.status} keeps such pages"
-            other = _FIXES.get(error.code)
-            return f"{keep}; {other}" if other else keep
-        return _FIXES.get(error.code)
+
+def fix_of(error: ProblemReply, *, own_server: bool) -> str | None:
+    """Say what mends a failure, as far as that is known; `own_server` as in FailureSummary."""
+    if error.code == _PRIVATE:
+        if own_server:
+            return "--allow-private fetches private addresses too"
+        return "start the server with --allow-private to fetch private addresses too"
+    if error.code in _KEPT_STATUSES and 300 <= error.status <= 599:
+        keep = f"--param allowed_status_codes={error.status} keeps such pages"
+        other = _FIXES.get(error.code)
+        return f"{keep}; {other}" if other else keep
+    return _FIXES.get(error.code)
 
 
 class _Group:
@@ -256,6 +283,21 @@ class _Group:
         self.url = url
         self.error = error
         self.tasks = 0
+
+
+def cause_line(group: FailureGroupReply, example: ResultRow | None) -> str:
+    """Say how many tasks failed for a reason, with the URL of one of them, and what mends that."""
+    tasks = count(group.count, "task")
+    if group.reason is None:
+        return f"{tasks} failed for other reasons"
+    error = ProblemReply(code=group.code or group.reason, status=group.status or 0)
+    words = dict.fromkeys(filter(None, (group.reason, group.code, str(group.status or ""))))
+    title = example.error.title if example is not None and example.error is not None else ""
+    line = f"{tasks} failed: {group.detail or title or group.reason} ({', '.join(words)})"
+    if example is not None:
+        line += f", such as {example.url}"
+    fix = fix_of(error, own_server=False)
+    return printable(f"{line}; {fix}" if fix else line)
 
 
 FAILURES_HEADER = f"{'tasks':>9}  {'group':<12}  reason, code, status; first and last, UTC"

@@ -130,6 +130,8 @@ def describe(run: RunReply) -> str:
         return "waiting for tasks"
     if run.outage is not None:
         return f"waiting for the {printable(run.outage.shared)}"
+    if run.waiting is not None and run.waiting.reason == RunWaitReason.HOST_CLOSED:
+        return "waiting for its hosts"
     if run.waiting is not None and run.waiting.reason not in AT_WORK:
         return f"waiting: {printable(run.waiting.reason).replace('_', ' ')}"
     return printable(run.status)

@@ -13,7 +13,7 @@ import msgspec
 from conveyor.client.api import Api
 from conveyor.client.commands import ServerTarget, Terminal, about
 from conveyor.client.errors import ClientError, ServerRefused
-from conveyor.client.jobs import SEARCHED, Nouns, find_by_beginning, find_job
+from conveyor.client.jobs import NEWEST, SEARCHED, Nouns, find_by_beginning, find_job
 from conveyor.client.output import clean_json, count, printable, to_the_second
 from conveyor.client.program import FAILED, SUCCEEDED
 from conveyor.client.wire import AttemptReply, DeliveryReply, WebhookReply, WebhookStatusReply
@@ -253,8 +253,13 @@ def _about_delivery(delivery_id: str) -> Iterator[None]:
 
 
 async def _find_delivery(api: Api, text: str) -> str:
-    """Return the id of the delivery that a text names: an id, in either case, or the beginning of
-    one. Raises ClientError as `find_job` does."""
+    """Return the id of the delivery that a text names: an id, in either case, the beginning of one,
+    or `last`. Raises ClientError as `find_job` does."""
+    if text == NEWEST:
+        newest = (await api.deliveries(None, limit=1)).deliveries
+        if not newest:
+            raise ClientError("no events yet: they are those of jobs that have a webhook")
+        return newest[0].delivery_id
 
     async def ids() -> AsyncGenerator[str, None]:
         wanted = LogFilter(limit=SEARCHED)

@@ -332,6 +332,11 @@ class HostReply(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     ceiling: int | None = None
     closed_until: str | None = None
+    limit_set_by: str | None = None
+    rate_set_by: str | None = None
+    pattern: str | None = None
+    together: bool = False
+    detail: str | None = None
 
 
 class HostsReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Sequence
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +43,15 @@ class Politeness(msgspec.Struct, frozen=True, omit_defaults=True):
 _RUDE = Politeness()
 
 
+class LimitSource(StrEnum):
+    """The place where a limit of a host was set: a setting of the server, a pattern of its file, or
+    the politeness of the job."""
+
+    SERVER = "server"
+    PATTERN = "pattern"
+    JOB = "job"
+
+
 class HostRule(msgspec.Struct, frozen=True):
     """The limits of a host, or of several together, whose `name` they share: at most `limit` calls
     in flight, and `rate` starts a second; 0 is no limit. They bound the calls of all callers, or of
@@ -56,6 +66,54 @@ class HostRule(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """The key of its permits and starts."""
         return host_key(self.name, self.caller)
+
+
+class HostLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The strictest limits of the calls of a caller at a host, 0 for none, and who set them: a
+    `pattern`, if it did, or if it has its hosts counted `together`. With `robots` the robots.txt of
+    the host may space the calls further."""
+
+    limit: int = 0
+    limit_set_by: LimitSource | None = None
+    rate: float = 0.0
+    rate_set_by: LimitSource | None = None
+    pattern: str = ""
+    together: bool = False
+    robots: bool = False
+
+    def sentence(self) -> str:
+        """Say the limits and who set them; empty without any."""
+        calls = "1 call" if self.limit == 1 else f"{self.limit:,} calls"
+        bounds = {"LIMIT": f"{calls} at a time", "RATE": _pace(self.rate) if self.rate else ""}
+        sources = {"LIMIT": self.limit_set_by, "RATE": self.rate_set_by}
+        parts = []
+        for source in dict.fromkeys(filter(None, sources.values())):
+            of_source = [what for what in bounds if sources[what] is source]
+            at_most = " and ".join(bounds[what] for what in of_source)
+            parts.append(f"at most {at_most}, {self._set(source, of_source)}")
+        if self.robots:
+            parts.append("its robots.txt may ask for a pause between calls (Crawl-delay)")
+        return "; ".join(parts)
+
+    def _set(self, source: LimitSource, what: Sequence[str]) -> str:
+        if source is LimitSource.JOB:
+            return f"set by the job ({', '.join(_OPTIONS[one] for one in what)})"
+        settings = ", ".join(f"CONVEYOR_HOST_{one}" for one in what)
+        by = f"set by the server ({settings})"
+        if source is LimitSource.PATTERN:
+            by = f'set by the server\'s file of hosts ("{self.pattern}")'
+        return f"{by} for all hosts of {self.pattern} together" if self.together else by
+
+
+_OPTIONS = {"LIMIT": "--per-host", "RATE": "--per-host-rate"}
+"""The options of a job, by the last word of the settings of a server for the same."""
+
+
+def _pace(rate: float) -> str:
+    """Write calls a second so that a slow pace reads well."""
+    if rate == 1:
+        return "one call a second"
+    return f"{rate:g} calls a second" if rate > 1 else f"one call every {1 / rate:.3g} s"
 
 
 class HostPattern(msgspec.Struct, frozen=True):
@@ -109,12 +167,13 @@ class HostRules:
 
     def rule_for(self, host: str) -> HostRule:
         """Return the limits of a host, which may be none."""
-        found, pattern = self._closest(host)
+        found, pattern = self.closest(host)
         limit = self._limit if pattern.limit is None else pattern.limit
         rate = self._rate if pattern.rate is None else pattern.rate
         return HostRule(found if pattern.together else host, limit, rate)
 
-    def _closest(self, host: str) -> tuple[str, HostPattern]:
+    def closest(self, host: str) -> tuple[str, HostPattern]:
+        """Return the pattern that holds for a host, and what it says; "" where none does."""
         name, _, port = host.rpartition(":")
         labels = [] if name.startswith("[") else name.split(".")
         below = [f"*.{'.'.join(labels[place:])}" for place in range(1, len(labels))]
@@ -153,6 +212,37 @@ class HostPolicies:
             own = HostRule(host, politeness.per_host, politeness.per_host_rate, caller)
             return servers, own
         return (servers,) if servers.limit or servers.rate else ()
+
+    def limits_of(self, host: str, caller: str, politeness: Politeness | None) -> HostLimits:
+        """Return the strictest limits that hold for the calls of a caller at a host, and who set
+        them."""
+        rules = self.rules_of(host, caller, politeness)
+        pattern, says = self._rules().closest(host)
+        limit, limit_by = _strictest([rule.limit for rule in rules], says.limit)
+        rate, rate_by = _strictest([rule.rate for rule in rules], says.rate)
+        servers = {limit_by, rate_by} - {None, LimitSource.JOB}
+        together = says.together and bool(servers)
+        return HostLimits(
+            limit=limit,
+            limit_set_by=limit_by,
+            rate=rate,
+            rate_set_by=rate_by,
+            pattern=pattern if together or LimitSource.PATTERN in servers else "",
+            together=together,
+            robots=politeness is not None and politeness.robots,
+        )
+
+
+Bound = TypeVar("Bound", int, float)
+
+
+def _strictest(bounds: Sequence[Bound], said: Bound | None) -> tuple[Bound, LimitSource | None]:
+    """Return the strictest of the bounds, of the server and of the job, and who set it: 0 and None
+    without any. `said` is what the server's pattern says of it."""
+    servers = LimitSource.SERVER if said is None else LimitSource.PATTERN
+    found = [one for one in zip(bounds, (servers, LimitSource.JOB), strict=False) if one[0]]
+    # Of two that are as strict the server's is named: it bounds everybody.
+    return min(found, key=lambda one: one[0], default=(type(bounds[0])() if bounds else 0, None))
 
 
 def paces(rules: Sequence[HostRule], host: str, caller: str) -> dict[str, float]:

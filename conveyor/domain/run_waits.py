@@ -371,7 +371,7 @@ def _gateway_throttled(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) 
 
 def _host_closed(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> str:
     rows = _counted(sum(lane.put_off for _, lane in seen), "task")
-    return f"every task left is of a host that asked for a pause, or is at its limit: {rows}"
+    return f"every task left waits for its host, which asked for a pause or is at a limit: {rows}"
 
 
 def _retry_backoff(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> str:

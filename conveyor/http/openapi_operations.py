@@ -95,6 +95,12 @@ PARAMETERS: dict[str, Schema] = {
         "With 1, the answer may be 307 to where the store serves the body, for a minute.",
         {"type": "string", "enum": ["0", "1"]},
     ),
+    "HeldHosts": _query(
+        "held",
+        "With 1, only the hosts with limits for which tasks of a running run wait, those with the "
+        "most first.",
+        {"type": "string", "enum": ["0", "1"]},
+    ),
     "LastEventId": {
         "name": "Last-Event-ID",
         "in": "header",
@@ -399,7 +405,8 @@ _ON_RESULTS = (
         id="getRunHosts",
         summary="Read what a run does to each host, the busiest hosts first",
         answer="RunHosts",
-        refusals=(ErrorCode.NOT_FOUND,),
+        parameters=("HeldHosts",),
+        refusals=(ErrorCode.NOT_FOUND, ErrorCode.INVALID_ARGUMENT),
     ),
     *_of_both_runs(
         "/tasks/{task_id}/content",

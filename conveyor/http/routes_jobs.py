@@ -74,8 +74,11 @@ async def list_failures(call: RequestContext) -> Response:
 
 
 async def list_hosts(call: RequestContext) -> Response:
-    """List the busiest hosts of a run."""
-    found = await call.service.hosts.of_run(call.caller_id, call.job_id, call.named_run_id)
+    """List the busiest hosts of a run, or those that hold it back."""
+    held = word(call.request.query_params, "held", ("0", "1")) == "1"
+    hosts = call.service.hosts
+    read = hosts.held_of_run if held else hosts.of_run
+    found = await read(call.caller_id, call.job_id, call.named_run_id)
     return json_response(found)
 
 

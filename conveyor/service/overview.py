@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
 from cachetools import LRUCache
 from msgspec import UNSET, UnsetType
 
+from conveyor.aio.resilience import log_and_continue
 from conveyor.domain import params
 from conveyor.domain.deliveries import DeliveryStatus
 from conveyor.domain.errors import not_found
 from conveyor.domain.fires import with_known_zones
 from conveyor.domain.model import Job, JobView, Run, RunStatus, Task
-from conveyor.domain.run_waits import FLEET_PAUSED, Crew, WorkerReport
+from conveyor.domain.run_waits import FLEET_PAUSED, Crew, RunWaitReason, WorkerReport
 from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.text_rules import rfc3339
 from conveyor.ports.records import RunPosition
@@ -30,6 +33,7 @@ from conveyor.service.context import Context
 from conveyor.service.deliveries import DeliveryQueries
 from conveyor.service.exports import RunExports
 from conveyor.service.failures import Failures, parse_groups
+from conveyor.service.hosts import HostQueries
 from conveyor.service.links import LinkSigner
 from conveyor.service.page_schemas import (
     DeliveriesShown,
@@ -56,6 +60,7 @@ from conveyor.service.results import FILTERS, Cursors, Results, bad_cursor
 from conveyor.service.schedules import JobSchedules
 from conveyor.service.schemas import (
     DeliveriesPage,
+    HostBody,
     LoggedDeliveryBody,
     ProblemBody,
     RunBody,
@@ -74,8 +79,11 @@ _BATCH = 100
 MOST_PREVIEWED = 65_536
 MOST_IMAGE = 1_048_576
 RUNS_SHOWN = 20
+HOSTS_SHOWN = 10
+"""Hosts that hold a run back on its page."""
 ROWS_READ = 200
-"""Rows that a filtered page of results reads at most; then it is short, and goes on."""
+"""Rows that a filtered page of results reads at most; then it is short, and goes on. So many are
+read too for the hosts that hold a run back."""
 _WITHOUT_RUN = "schedule."
 """Begins the places of scheduled jobs in a list of all callers' jobs."""
 _SEEN = 2_000
@@ -91,6 +99,8 @@ RECENT = 86_400_000
 PACE_WINDOW = 300_000
 PACE_STEP = 5_000
 """Milliseconds over which a pace is measured, and between two of its samples."""
+
+_log = logging.getLogger("conveyor.service")
 
 
 class JobSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +170,7 @@ class Overviews:
         self._context = context
         self._cursors = cursors
         self._results = Results(context, cursors, links, least_read=ROWS_READ)
+        self._hosts = HostQueries(context)
         self._failures = failures
         self._deliveries = deliveries
         self._schedules = schedules
@@ -432,6 +443,7 @@ class Overviews:
         waits = await self._waits()
         line = self._line(view.job, run, waits)
         left = run.stats.total - run.stats.completed
+        held = await self._held(view.job, run, waits)
         return RunPage(
             job=line,
             run=self._run_body(run, waits),
@@ -446,7 +458,22 @@ class Overviews:
             has_more_runs=len(runs) > RUNS_SHOWN,
             has_webhook=view.job.webhook is not None,
             has_schedule=view.job.scheduling is not None,
+            hosts=held[:HOSTS_SHOWN],
+            more_hosts=len(held[HOSTS_SHOWN:]),
         )
+
+    async def _held(self, job: Job, run: Run, waits: Waits) -> list[HostBody]:
+        """Return the hosts that hold a run back, where nothing else does; none while the ledger
+        does not answer."""
+        wait = waits(run)
+        if wait is not None and wait.reason is not RunWaitReason.HOST_CLOSED:
+            return []
+        held = await log_and_continue(
+            _log,
+            "the limits of hosts could not be read",
+            partial(self._hosts.held, job, run, most=ROWS_READ),
+        )
+        return [] if held is None else held.hosts
 
     async def results(
         self,

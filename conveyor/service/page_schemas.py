@@ -17,6 +17,7 @@ from conveyor.service.schemas import (
     ExportBody,
     FailureGroupBody,
     FireRecordBody,
+    HostBody,
     JobScheduleBody,
     ProblemBody,
     ResultBody,
@@ -141,7 +142,7 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, and what belongs to it."""
+    """A run, and what belongs to it. `hosts` are those that hold it back by their limits."""
 
     job: JobLine
     run: RunBody
@@ -156,6 +157,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     has_more_runs: bool
     has_webhook: bool
     has_schedule: bool
+    hosts: list[HostBody]
+    more_hosts: int
 
 
 class ResultsShown(msgspec.Struct, frozen=True, kw_only=True):

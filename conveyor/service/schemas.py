@@ -16,6 +16,7 @@ from conveyor.domain import text_rules
 from conveyor.domain.deliveries import MOST_ATTEMPTS_KEPT, TEST_EVENT, DeliveryStatus
 from conveyor.domain.errors import ErrorCode, InvalidTask
 from conveyor.domain.failure_groups import MOST_GROUPS, MOST_SAMPLES, OTHER_GROUP
+from conveyor.domain.hosts import LimitSource
 from conveyor.domain.model import (
     ACCOUNT_FAILURES,
     EventKind,
@@ -174,10 +175,10 @@ class RunWaitBody(Struct, frozen=True, kw_only=True):
             "worked. `no_worker`: none has said a word for three heartbeats. `queue_lost`: its "
             "queue is being made again. `permits_closed`: the ledger of permits was begun anew. "
             "`bodies_not_kept`: bodies cannot be stored. `gateway_throttled`: the gateway refuses "
-            "for load, or something on the way to it is away. `host_closed`: every task left is of "
-            "a host that asked for a pause or is at its limit. `retry_backoff`: every task left "
-            "waits for its next attempt. `claims_held`: tasks are under claims of a worker that is "
-            "silent. "
+            "for load, or something on the way to it is away. `host_closed`: every task left waits "
+            "for its host, which asked for a pause or is at a limit. `retry_backoff`: every "
+            "task left waits for its next attempt. `claims_held`: tasks are under claims of a "
+            "worker that is silent. "
             "`max_inflight`: the cap of the job is in use. `slots`: every slot of every worker is.",
         ),
     ]
@@ -579,6 +580,12 @@ class FailuresBody(Struct, frozen=True):
     ]
 
 
+_SET_BY = (
+    "`server`: a setting of the server. `pattern`: a pattern of its file of hosts. `job`: the "
+    "politeness of the job."
+)
+
+
 class HostBody(Struct, frozen=True, kw_only=True):
     """A run at one host: its own tasks, and the limits on all calls of its caller there.
     What the host has said holds over all runs."""
@@ -602,6 +609,22 @@ class HostBody(Struct, frozen=True, kw_only=True):
     closed_until: (
         Annotated[str, _instant("The end of the pause that the host asked for.")] | UnsetType
     ) = UNSET
+    limit_set_by: Annotated[str, _words(LimitSource, _SET_BY)] | UnsetType = UNSET
+    rate_set_by: Annotated[str, _words(LimitSource, _SET_BY)] | UnsetType = UNSET
+    pattern: (
+        Annotated[str, _text("The pattern of the server's file by which these hold.")] | UnsetType
+    ) = UNSET
+    together: (
+        Annotated[
+            bool,
+            Meta(description="There, and true, if they bound all hosts of the pattern together."),
+        ]
+        | UnsetType
+    ) = UNSET
+    detail: (
+        Annotated[str, Meta(description="What bounds the calls there, and who set that.")]
+        | UnsetType
+    ) = UNSET
 
 
 class HostsBody(Struct, frozen=True, kw_only=True):
@@ -614,7 +637,7 @@ class HostsBody(Struct, frozen=True, kw_only=True):
         int,
         _count(
             "Tasks among which the numbers by host were counted: all, or of a larger run 10,000 "
-            "that are spread evenly over it."
+            "that are spread evenly over it, with `held` 1,000."
         ),
     ]
     hosts: Annotated[list[HostBody], Meta(description="At most 100.")]

@@ -287,7 +287,10 @@ class Submissions:
 
 def _refuse_robots(request: JobRequest) -> None:
     if request.politeness is not None and request.politeness.robots:
-        problem = "politeness.robots: needs the gateway direct, with the extra [robots]"
+        problem = (
+            "politeness.robots: needs the gateway direct, and the extra robots where the server "
+            "runs: pip install 'conveyor-batch[robots]', and a restart"
+        )
         raise ConveyorError(ErrorCode.INVALID_ARGUMENT, problem)
 
 

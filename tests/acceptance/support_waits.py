@@ -44,14 +44,14 @@ def told(wire: Wire, api: str, job_id: str, reason: RunWaitReason, *others: RunW
     )
     if page.status_code != 404:  # a fleet serves no pages
         assert f">{reason.replace('_', ' ')}, since " in page.text
-    watched, explained = anyio.run(_said, api, job_id)
+    watched, explained = anyio.run(said, api, job_id)
     detail = run["waiting"]["detail"]
     assert f"; waiting because {reason}: {detail}" in watched, watched
     assert f"it waits because {detail} ({reason}, since " in explained, explained
     return run
 
 
-async def _said(api: str, job_id: str) -> tuple[str, str]:
+async def said(api: str, job_id: str) -> tuple[str, str]:
     """Return what `watch` says at first, and what `explain` says, to something that is no terminal:
     the code of the commands, without a process each."""
     clock, watched, explained = SystemClock(), io.StringIO(), io.StringIO()

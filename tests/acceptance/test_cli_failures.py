@@ -71,3 +71,6 @@ def test_what_is_no_group_is_refused_in_one_line(server: ConveyorServer) -> None
         ran = conveyor(server, *arguments)
         assert (ran.code, len(ran.err)) == (1, 1)
         assert said in ran.err[0]
+        if "--group" in arguments:
+            job = ran.err[0].split()[2].rstrip(":")
+            assert ran.err[0].endswith(f"; its groups: conveyor failures {job}")

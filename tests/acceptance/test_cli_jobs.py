@@ -9,9 +9,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import pytest
@@ -141,11 +142,16 @@ def held_job(server: ConveyorServer, *urls: str, cap: int) -> str:
     """Submit tasks, and wait until as many calls as the cap allows are held in flight."""
     flags = ("--max-inflight", str(cap), "--max-attempts", "1")
     job_id = submitted(server, *urls, *flags)
+    wait_for_calls(server, urls, cap)
+    return job_id
+
+
+def wait_for_calls(server: ConveyorServer, urls: Sequence[str], number: int) -> None:
+    """Wait until so many calls are held in flight."""
     deadline = time.monotonic() + SECONDS
-    while sum(server.hits.counts.get(url, 0) for url in urls if "delay" in url) < cap:
+    while sum(server.hits.counts.get(url, 0) for url in urls if "delay" in url) < number:
         assert time.monotonic() < deadline, server.hits.counts
         time.sleep(0.01)
-    return job_id
 
 
 def held_urls(server: ConveyorServer, number: int) -> list[str]:
@@ -206,6 +212,28 @@ def test_the_last_line_of_a_watch_tells_what_jobs_tells(tmp_path: Path) -> None:
         listed = objects(conveyor(server, "jobs", "--json"))[0]["latest_run"]["stats"]
     assert last.startswith("stopped: 12 tasks, 4 ok, 0 failed, 8 not done")
     assert (listed["completed"], listed["total"]) == (4, 12)
+
+
+def test_explain_names_the_host_whose_limit_holds_a_job_back(tmp_path: Path) -> None:
+    with held_server(tmp_path) as (server, calls):
+        urls = held_urls(server, 5)
+        job_id = submitted(server, "--per-host", "2", *urls)
+        wait_for_calls(server, urls, 2)
+        told = conveyor(server, "explain", job_id)
+        host = f"{urlsplit(urls[0]).netloc}:80"
+        assert told.out == [
+            f"job {job_id}: 0 of 5 tasks done; its host holds it back:",
+            f"  {host}: 3 tasks wait, 2 in work; at most 2 calls at a time, set by the job "
+            "(--per-host)",
+            f"It goes on by itself. All its hosts: conveyor hosts {job_id}",
+        ]
+        [found] = objects(conveyor(server, "explain", job_id, "--json"))
+        assert (found["waiting"], found["command"]) == (None, f"conveyor hosts {job_id}")
+        assert [(one["host"], one["limit_set_by"]) for one in found["hosts"]] == [(host, "job")]
+        [_, line] = conveyor(server, "hosts", job_id).out
+        assert line.endswith(f"{host}, 2 at a time (job)")
+        calls.release()
+        conveyor(server, "watch", job_id)
 
 
 SPOKEN: dict[str, list[str]] = {

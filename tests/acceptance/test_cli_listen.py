@@ -56,7 +56,9 @@ def listening(
         )
         assert child.stderr is not None
         try:
-            assert child.stderr.readline().startswith("listening to ")
+            first = child.stderr.readline()
+            assert first.startswith("listening to ")
+            assert ": events of jobs that have a webhook" in first
             yield child
         finally:
             if child.poll() is None:

@@ -131,6 +131,7 @@ def test_a_webhook_is_set_shown_and_removed(server: ConveyorServer) -> None:
     job = page_job(server)
     none = conveyor(server, "webhook", "show", job)
     before = conveyor(server, "webhook", "log", "01M8MEDFTG")
+    without = conveyor(server, "webhook", "replay", "last")
     unsigned = conveyor(server, "webhook", "set", job, HOOK, "--sign")
     conveyor(server, "keys", "rotate")
     words = ["--sign", "--event", "run.stopped", "--event", "run.completed"]
@@ -140,6 +141,8 @@ def test_a_webhook_is_set_shown_and_removed(server: ConveyorServer) -> None:
     removed = conveyor(server, "webhook", "rm", job)
 
     assert (before.code, before.err) == (1, ["conveyor: no such delivery: 01M8MEDFTG"])
+    no_events = "conveyor: no events yet: they are those of jobs that have a webhook"
+    assert (without.code, without.err) == (1, [no_events])
     assert (none.code, none.out, none.err) == (0, [], [f"job {job} has no webhook"])
     assert (unsigned.code, unsigned.out, len(unsigned.err)) == (1, [], 1)
     assert "make a signing key first" in unsigned.err[0]
@@ -166,7 +169,7 @@ def test_the_log_shows_each_attempt_and_an_event_is_sent_again(server: ConveyorS
     listed = conveyor(server, "webhook", "log", "--job", job, "--since", "1h")
     detail = conveyor(server, "webhook", "log", event)
     health = conveyor(server, "webhook", "show", job)
-    for short in (event.lower(), event[:-3], event[:12].lower()):
+    for short in (event.lower(), event[:-3], event[:12].lower(), "last"):
         assert conveyor(server, "webhook", "log", short).out == detail.out
     with Receiver(200) as second:
         conveyor(server, "webhook", "set", job, second.url)
@@ -192,9 +195,12 @@ def test_a_window_of_events_is_sent_again(server: ConveyorServer) -> None:
     ended(server, 2)
     none = conveyor(server, "webhook", "replay", "--since", "1h")
     both = conveyor(server, "webhook", "replay", "--since", "1h", "--status", "delivered")
+    [newest, _] = ended(server, 2)
+    last = conveyor(server, "webhook", "replay", "last", "--json")
     early = ["--until", "2h", "--status", "delivered"]
     before = conveyor(server, "webhook", "replay", "--since", "3h", *early, "--json")
 
+    assert json.loads(last.out[0])["delivery_id"] == newest["delivery_id"]
     assert (none.code, none.out) == (0, ["0 events queued again"])
     assert (both.code, both.out) == (0, ["2 events queued again"])
     assert json.loads(before.out[0]) == {"replayed": 0}

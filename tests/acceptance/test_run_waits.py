@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from zenrows.batch import ZenRowsBatchClient
 
@@ -20,7 +21,7 @@ from tests.acceptance.support_boot import boot
 from tests.acceptance.support_cli import CLIENT, conveyor, environment
 from tests.acceptance.support_held import HeldCalls, held_server
 from tests.acceptance.support_site import in_background
-from tests.acceptance.support_waits import nothing_holds, told
+from tests.acceptance.support_waits import nothing_holds, said, told
 from tests.acceptance.support_wire import KEY, Wire, eventually
 from tests.patient import SECONDS
 
@@ -164,9 +165,13 @@ def test_hosts_that_asked_for_a_pause(tmp_path: Path) -> None:
         waiting = told(wire, server.api, job, R.HOST_CLOSED)["waiting"]
         assert (
             waiting["detail"]
-            == "every task left is of a host that asked for a pause, or is at its limit: 3 tasks"
+            == "every task left waits for its host, which asked for a pause or is at a limit: "
+            "3 tasks"
         )
         assert waiting["until"] > waiting["since"]
+        _, explained = anyio.run(said, server.api, job)
+        assert f"\n  such as {urls[0]}: " in explained, explained
+        assert "retry_after, waits until " in explained
 
 
 @extended
@@ -198,5 +203,8 @@ def test_explain_speaks_json_and_of_jobs_that_are_done(tmp_path: Path) -> None:
         found = json.loads(ran.stdout)
         assert found["command"] == f"conveyor rerun {job} --failed --watch"
         assert (found["status"], found["waiting"]) == ("completed", None)
+        [cause] = found["details"]
+        assert cause.startswith("1 task failed: ")
+        assert f", 404), such as {server.url('gone', status=404)}" in cause
         none = conveyor(server, "explain", "7ZZ")
         assert (none.code, none.err) == (1, ["conveyor: no such job: 7ZZ"])

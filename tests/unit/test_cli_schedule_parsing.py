@@ -76,14 +76,36 @@ def test_without_options_there_is_no_schedule() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "example"),
+    [
+        ({"daily": "9"}, "--daily 09:00,18:00"),
+        ({"daily": ""}, "--daily 09:00,18:00"),
+        ({"weekly": "monday@09:00"}, "--weekly mon,fri@09:00"),
+        ({"weekly": "mon@"}, "--weekly mon,fri@09:00"),
+        ({"monthly": "32@09:00"}, "--monthly 1,15@09:00"),
+        ({"at": "tomorrow"}, "--at 2027-09-01T09:00"),
+    ],
+)
+def test_a_wrong_form_is_told_with_an_example_of_the_right_one(
+    given: dict[str, str], example: str
+) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        schedule_of(flags(**given, zone="UTC"))
+    assert caught.value.message.endswith(f"; for example: {example}")
+    kind, _, value = example.removeprefix("--").partition(" ")
+    assert schedule_of(flags(**{kind: value}, zone="UTC"))
+
+
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"zone": "UTC"}, "--zone needs a schedule"),
         ({"overlap": "wait"}, "--overlap needs a schedule"),
         ({"every": "6h", "daily": "09:00"}, "--every and --daily: a job has one schedule"),
         ({"daily": "09:00"}, "--daily needs --zone"),
+        ({"weekly": "mon"}, "--weekly takes DAYS@TIMES"),
         ({"at": "2027-09-01T09:00"}, "--at needs --zone"),
-        ({"every": "15"}, "--every takes 15m, 6h or 1d"),
+        ({"every": "15"}, "--every takes 15m, 6h or 1d, not '15'"),
         ({"every": "15s"}, "--every takes 15m, 6h or 1d"),
         ({"every": "0m"}, "--every: must be a whole number from 1 on"),
         ({"every": "367d"}, "--every: must make at most 366 days"),
@@ -92,7 +114,14 @@ def test_without_options_there_is_no_schedule() -> None:
         ({"at": "2027-02-30T09:00", "zone": "UTC"}, "--at: is no date and time"),
         ({"daily": "09:30", "zone": "UTC"}, "--daily: must be a full hour"),
         ({"daily": "", "zone": "UTC"}, "--daily: must be a full hour"),
-        ({"weekly": "mon", "zone": "UTC"}, "--weekly takes DAYS@TIMES"),
+        (
+            {"weekly": "mon", "zone": "UTC"},
+            "--weekly takes DAYS@TIMES, such as mon,fri@09:00, not 'mon'",
+        ),
+        (
+            {"monthly": "1", "zone": "UTC"},
+            "--monthly takes DAYS@TIMES, such as 1,15@09:00, not '1'",
+        ),
         ({"weekly": "monday@09:00", "zone": "UTC"}, "--weekly: must be one of mon, tue"),
         ({"monthly": "32@09:00", "zone": "UTC"}, "--monthly: must be a whole number from 1 to 31"),
         ({"monthly": "x@09:00", "zone": "UTC"}, "--monthly: must be a whole number from 1 to 31"),

@@ -6,8 +6,25 @@ from typing import Any
 
 import pytest
 
-from conveyor.client.explain import ON_THE_HOST, explain, in_development
-from conveyor.client.wire import JobReply, RunReply, RunWaitReply, ScheduleReply, StatsReply
+from conveyor.client.explain import (
+    HOSTS_SHOWN,
+    ON_THE_HOST,
+    explain,
+    failing,
+    held_back,
+    in_development,
+    may_be_held,
+    may_tell_failures,
+)
+from conveyor.client.wire import (
+    HostReply,
+    HostsReply,
+    JobReply,
+    RunReply,
+    RunWaitReply,
+    ScheduleReply,
+    StatsReply,
+)
 from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
 
 
@@ -59,6 +76,13 @@ def test_no_command_for_production_helps_a_development_server(reason: RunWaitRea
         assert not told.program or told.program.startswith("conveyor-dev")
 
 
+def test_what_helps_a_development_server_leaves_the_details_there() -> None:
+    found = job(run(4, failed=4, waiting=RunWaitReply(reason=RunWaitReason.SLOTS, detail="full")))
+    assert found.latest_run is not None
+    explained = failing(found.latest_run, explain(found), ["a cause"])
+    assert in_development(found, explained).details == ("a cause",)
+
+
 SCHEDULE = ScheduleReply(at="2026-01-01T00:00:00Z")
 
 
@@ -101,3 +125,75 @@ def test_a_reason_of_a_newer_server_is_told_as_it_is() -> None:
     found = explain(job(run(waiting=wait)))
     assert found.why == "3 of 10 tasks done; it waits because something new (new\\x1b[2J)"
     assert found.words == ("watch", "J")
+
+
+def hosts(number: int, *, counted: int = 10, more: int = 0) -> HostsReply:
+    found = (
+        HostReply(host=f"h{n}.test:443", pending=4, in_flight=0, done=0, failed=0, limit=2,
+                  detail="at most 2 calls at a time")
+        for n in range(number)
+    )  # fmt: skip
+    return HostsReply(
+        run_id="R", tasks=10, counted_tasks=counted, hosts=tuple(found), more_hosts=more
+    )
+
+
+LINE = "4 tasks wait; at most 2 calls at a time"
+
+
+def test_a_run_at_the_limits_of_its_hosts_is_explained_by_them() -> None:
+    found = job(run())
+    told = held_back(found, explain(found), hosts(1))
+    assert told.why == "3 of 10 tasks done; its host holds it back"
+    assert told.details == (f"h0.test:443: {LINE}",)
+    assert told.words == ("hosts", "J")
+
+
+def test_few_hosts_are_named_and_a_part_that_was_counted_is_told() -> None:
+    found = job(run())
+    told = held_back(found, explain(found), hosts(5, counted=4, more=7))
+    assert told.why == "3 of 10 tasks done; its hosts hold it back"
+    named = [f"h{n}.test:443: {LINE}" for n in range(HOSTS_SHOWN)]
+    assert list(told.details) == [*named, "and 9 more hosts", "counted among 4 of 10 tasks"]
+
+
+def test_a_run_whose_hosts_are_closed_is_explained_by_them_too() -> None:
+    wait = RunWaitReply(reason=RunWaitReason.HOST_CLOSED, since="S", detail="it is closed")
+    found = job(run(waiting=wait))
+    told = held_back(found, explain(found), hosts(1))
+    assert told.why == "3 of 10 tasks done; its host holds it back"
+    assert told.details == (f"h0.test:443: {LINE}",)
+    assert held_back(found, explain(found), hosts(0)).why == (
+        "3 of 10 tasks done; it waits because it is closed (host_closed, since S)"
+    )
+
+
+def test_a_run_that_no_host_holds_back_is_explained_as_before() -> None:
+    found = job(run())
+    assert held_back(found, explain(found), hosts(0)) == explain(found)
+
+
+def test_hosts_are_asked_for_only_where_nothing_else_holds_a_run_back() -> None:
+    def waiting(reason: RunWaitReason) -> RunReply:
+        return run(waiting=RunWaitReply(reason=reason, detail="it waits"))
+
+    asked = {reason for reason in RunWaitReason if may_be_held(waiting(reason))}
+    assert asked == {RunWaitReason.HOST_CLOSED}
+    assert may_be_held(run())
+    assert not may_be_held(run(pause_state="paused"))
+    assert not may_be_held(run(10, status="completed"))
+
+
+def test_failures_explain_a_run_that_ended_and_a_live_one_of_which_most_fail() -> None:
+    assert may_tell_failures(run(10, failed=1, status="completed"))
+    assert not may_tell_failures(run(10, status="completed"))
+    assert may_tell_failures(run(4, failed=2))
+    assert not may_tell_failures(run(5, failed=2))
+
+
+def test_causes_stand_below_what_a_run_does() -> None:
+    ended, live = run(10, failed=10, status="completed"), run(4, failed=2)
+    told = failing(ended, explain(job(ended)), ["a cause"])
+    assert (told.why, told.details) == ("completed: 10 tasks, 0 ok, 10 failed", ("a cause",))
+    told = failing(live, explain(job(live)), ["a cause"])
+    assert told.why == "4 of 10 tasks done; nothing holds it back; 2 of those done failed"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conveyor.cli.commands import job_options
-from conveyor.client.listing import HOSTS_HEADER, host_line
+from conveyor.client.listing import HOSTS_HEADER, held_host_line, host_line
 from conveyor.client.wire import HostReply
 
 
@@ -36,6 +36,38 @@ def test_limits_and_what_a_host_has_said_stand_behind_it() -> None:
         "  shop.test:443, 2 at a time, 0.5 a second, 1 at a time since it refused, "
         "closed until 2026-11-30 10:15:00 UTC"
     )
+
+
+def held(**fields: Any) -> HostReply:
+    return HostReply(
+        host="shop.test:443", done=0, failed=0, **{"pending": 8, "in_flight": 0} | fields
+    )
+
+
+def test_each_limit_of_a_host_is_shown_with_who_set_it() -> None:
+    host = held(limit=2, limit_set_by="pattern", rate=0.5, rate_set_by="job", pattern="*.test")
+    assert host_line(host).endswith("443, 2 at a time (pattern *.test), 0.5 a second (job)")
+
+
+@pytest.mark.parametrize(
+    ("host", "line"),
+    [
+        (held(in_flight=2, detail="at most 2 calls"), "8 tasks wait, 2 in work; at most 2 calls"),
+        (held(pending=1, detail="at most 1 call"), "1 task waits; at most 1 call"),
+        (held(rate=0.5, detail="slow"), "8 tasks wait; slow; so these take 16 s at least"),
+        (held(detail="new\x1b[2J"), "8 tasks wait; new\\x1b[2J"),
+        (held(), "8 tasks wait; it is at a limit"),
+    ],
+)
+def test_a_host_that_holds_a_run_back_is_told_with_what_bounds_it(
+    host: HostReply, line: str
+) -> None:
+    assert held_host_line(host, is_whole=True) == f"shop.test:443: {line}"
+
+
+def test_no_time_is_told_of_a_run_that_was_counted_in_part() -> None:
+    host = held(rate=0.5, rate_set_by="job")
+    assert "at least" not in held_host_line(host, is_whole=False)
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,20 @@ async def test_a_job_that_is_deleted_meanwhile_is_told() -> None:
             await one.listener.look(whole=False)
 
 
+@pytest.mark.parametrize(
+    ("webhook", "told"),
+    [(None, "job j has no webhook, so it has no events: conveyor webhook set j URL\n"),
+     ({"url": "https://hooks.example.com/", "signature": False, "events": []}, "")],
+)  # fmt: skip
+async def test_a_job_without_a_webhook_is_told_to_have_no_events(
+    webhook: object, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"job_id": "j", "status": "open", "webhook": webhook}
+    async with listening(ok(job), page(), job="j") as one:
+        await one.listener.begin()
+    assert capsys.readouterr().err == told
+
+
 async def test_an_interrupt_names_the_way_back() -> None:
     job, log = ok({"job_id": "j", "status": "open"}), page(delivery(1), delivery(0))
     answers = [job, log, log, *event(0), (0, {}, b"")]

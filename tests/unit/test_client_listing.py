@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from conveyor.client.listing import SAMPLE_ROWS, FailureSummary, ResultTable
-from conveyor.client.wire import ProblemReply, ResultRow, WaitReply
+from conveyor.client.listing import (
+    SAMPLE_ROWS,
+    FailureSummary,
+    ResultTable,
+    cause_line,
+    waiting_line,
+)
+from conveyor.client.wire import FailureGroupReply, ProblemReply, ResultRow, WaitReply
 
 LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html?ref=1"
 
@@ -157,3 +163,36 @@ def test_a_program_gets_the_same_reasons() -> None:
 
 def test_a_password_in_a_failed_url_is_not_shown() -> None:
     assert "secret" not in groups(failed("odd", "t", "http://u:secret@a/"))[0]
+
+
+@pytest.mark.parametrize(
+    ("group", "title", "line"),
+    [
+        (FailureGroupReply(group="g", count=12, reason="bad_target", code="bad_target", status=404,
+                           detail="the page answered 404"), "Not Found",
+         "12 tasks failed: the page answered 404 (bad_target, 404), such as http://a/\\x1b; "
+         "--param allowed_status_codes=404 keeps such pages"),
+        (FailureGroupReply(group="g", count=1, reason="gateway_error", code="host_not_found"),
+         "No such host",
+         "1 task failed: No such host (gateway_error, host_not_found), such as http://a/\\x1b; "
+         "check the spelling of the host, and the resolver of the server"),
+        (FailureGroupReply(group="g", count=1, reason="timeout", code="timeout"), "",
+         "1 task failed: timeout (timeout), such as http://a/\\x1b; raise "
+         "CONVEYOR_GATEWAY_TIMEOUT of the server"),
+        (FailureGroupReply(group="other", count=7), "", "7 tasks failed for other reasons"),
+    ],
+)  # fmt: skip
+def test_a_cause_is_told_with_an_example_and_what_mends_it(
+    group: FailureGroupReply, title: str, line: str
+) -> None:
+    error = ProblemReply(code="c", title=title)
+    row = ResultRow(task_id="t", url="http://a/\x1b", status="failed", error=error)
+    assert cause_line(group, row) == line
+
+
+def test_a_task_that_waits_is_told_with_why_and_until_when() -> None:
+    wait = WaitReply(reason="host_retry_after", until="2026-11-30T10:15:00.000Z")
+    row = ResultRow(task_id="t", url="http://a/\x1b", status="pending", waiting=wait)
+    assert waiting_line(row) == (
+        "such as http://a/\\x1b: host_retry_after, waits until 2026-11-30 10:15:00 UTC"
+    )

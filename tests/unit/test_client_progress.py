@@ -267,6 +267,8 @@ def test_a_run_that_waits_says_why_and_one_at_its_cap_is_running_all_the_same() 
     nobody = run(1, waiting=RunWaitReply(reason="no_worker", detail="no worker has said a word"))
     capped = run(1, waiting=RunWaitReply(reason="max_inflight", detail="the cap is in use: 2 of 2"))
     assert (describe(nobody), describe(capped)) == ("waiting: no worker", "running")
+    hosts = run(1, waiting=RunWaitReply(reason="host_closed", detail="it waits for its hosts"))
+    assert describe(hosts) == "waiting for its hosts"
     stream = io.StringIO()
     view = LineView(stream)
     view.show(capped, 0.0)

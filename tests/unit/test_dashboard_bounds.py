@@ -22,9 +22,9 @@ from conveyor.http.pages.routes import GROUPS_SHOWN, MOST_PARAMETER
 from conveyor.http.pages.session import SessionOptions
 from conveyor.http.pages.viewer import Viewer
 from conveyor.http.pages.views import ATTEMPTS_SHOWN, Screen, render
-from conveyor.service.overview import PAGE, RUNS_SHOWN
+from conveyor.service.overview import HOSTS_SHOWN, PAGE, RUNS_SHOWN
 from conveyor.service.page_schemas import RunPage, TaskDetails
-from conveyor.service.schemas import FailureGroupBody
+from conveyor.service.schemas import FailureGroupBody, HostBody
 from tests.unit.http_api import KEY, ORIGIN, Api, open_api
 
 HTML_BOUND = 120 * 1_024
@@ -180,8 +180,12 @@ async def test_a_run_of_many_groups_and_runs_stays_small(api: Api, text: str) ->
         for n in range(MOST_GROUPS)
     ]
     types = {f"{n:02}{text * (LONGEST_TYPE - 2)}": 10**9 for n in range(MOST_TYPES + 1)}
+    name = f"{'h' * 250}:65535"
+    host = HostBody(host=name, pending=9, in_flight=9, done=9, failed=9, detail=text * 1_000)
     full = msgspec.structs.replace(
         page,
+        hosts=[host] * HOSTS_SHOWN,
+        more_hosts=90,
         groups=groups,
         runs=page.runs * RUNS_SHOWN,
         shape=msgspec.structs.replace(

@@ -6,11 +6,13 @@ import html
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules
 from conveyor.domain.model import Problem
 from conveyor.domain.run_waits import LaneReport, WorkerReport
 from conveyor.http.pages.bodies import MOST_SHOWN
@@ -20,7 +22,7 @@ from conveyor.http.pages.views import duration, pace, percent, size
 from conveyor.records.blob_keys import result_key
 from conveyor.service.exports import EXPORTS_SHOWN
 from conveyor.service.overview import MOST_IMAGE, MOST_PREVIEWED, PAGE
-from tests.unit.http_api import Api, open_api, problem_of
+from tests.unit.http_api import ORIGIN, Api, open_api, problem_of
 
 ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 HTML_BOUND = 120 * 1_024
@@ -113,7 +115,7 @@ async def test_each_page_is_there_as_json_too(api: Api) -> None:
 async def test_a_browser_at_the_root_is_sent_to_the_dashboard(api: Api) -> None:
     answer = await api.bare.get("/", headers={"Accept": "text/html"})
     assert (answer.status_code, answer.headers["Location"]) == (303, "/dashboard")
-    assert (await api.bare.get("/")).status_code == 404
+    assert f"{ORIGIN}/dashboard     what runs" in (await api.bare.get("/")).text
 
 
 async def test_without_a_dashboard_there_are_no_pages(tmp_path: Path) -> None:
@@ -288,6 +290,49 @@ async def test_a_run_lists_its_last_exports(api: Api) -> None:
     ]
     await api.clock.advance(api.service.options.export_ttl)
     assert (await api.bare.get(f"{page}.json")).json()["exports"] == []
+
+
+async def test_a_run_shows_the_hosts_whose_limits_hold_it_back(tmp_path: Path) -> None:
+    rules = HostRules(limit=1, patterns={"free.test": HostPattern(limit=0)})
+    options = SessionOptions(on_loopback=True)
+    async with open_api(
+        tmp_path / "data", sessions=options, policies=HostPolicies(lambda: rules)
+    ) as api:
+        urls = [
+            *(f"https://h{n}.test/" for n in range(12)),
+            "https://h0.test/2",
+            "https://free.test/",
+        ]
+        body = {"tasks": [{"url": url} for url in urls]}
+        job = (await api.client.post("/v1/jobs", json=body)).json()
+        page = f"/dashboard/jobs/{job['job_id']}"
+        shown = (await look(api, page)).text
+        assert "Its hosts hold it back" in shown
+        first = (
+            r"<strong><bdi>h0.test:443</bdi></strong>: 2 tasks wait, 0 in work; <bdi>at most 1 call"
+        )
+        assert re.search(first, shown), shown
+        assert shown.count("at most 1 call at a time, set by the server") == 10
+        assert "and 2 more" in shown
+        assert "free.test" not in shown
+        await api.client.post(f"/v1/jobs/{job['job_id']}/pause")
+        assert (await api.bare.get(f"{page}.json")).json()["hosts"] == []
+
+
+async def test_a_run_is_shown_while_the_ledger_says_nothing_of_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = SessionOptions(on_loopback=True)
+    policies = HostPolicies(lambda: HostRules(limit=1))
+    async with open_api(tmp_path / "data", sessions=options, policies=policies) as api:
+        job = await api.submit(1)
+
+        async def away(_hosts: object) -> NoReturn:
+            raise ConveyorError(ErrorCode.UNAVAILABLE, "the ledger does not answer")
+
+        monkeypatch.setattr(api.binding.pacing, "state", away)
+        shown = await look(api, f"/dashboard/jobs/{job['job_id']}")
+        assert "hold it back" not in shown.text
 
 
 async def test_workers_name_the_jobs_that_they_have_in_hand(api: Api) -> None:

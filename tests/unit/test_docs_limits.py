@@ -59,7 +59,7 @@ from conveyor.service import progress, reruns, results, submit, task_lists
 from conveyor.service.deliveries import MOST_DROPPED, MOST_READ, MOST_REPLAYED
 from conveyor.service.jobs import DEFAULT_PAGE, MAX_PAGE
 from conveyor.service.list_validation import CHILDREN
-from conveyor.service.overview import MOST_IMAGE, MOST_LOOKED, MOST_PREVIEWED
+from conveyor.service.overview import MOST_IMAGE, MOST_LOOKED, MOST_PREVIEWED, ROWS_READ
 from conveyor.service.sign_ins import LONGEST_SIGN_IN
 from conveyor.service.webhooks import MOST_TESTS
 from conveyor.settings import Settings
@@ -229,7 +229,11 @@ LIMITS: dict[str, tuple[int, ...]] = {
         queues.MOST_HOST_QUEUES,
         task_sending.LEAST_ROWS,
     ),
-    "rows that are counted by host for an answer": (hosts_service.MOST_ROWS,),
+    "rows that are counted by host for an answer; for what holds a run back; for its page": (
+        hosts_service.MOST_ROWS,
+        hosts_service.MOST_ROWS_HELD,
+        ROWS_READ,
+    ),
     "patterns of hosts": (hosts.MOST_PATTERNS,),
     "head of an answer": (MAX_HEAD,),
     "bytes of an answer that are neither head nor body": (MAX_PADDING,),

@@ -11,9 +11,11 @@ import pytest
 from conveyor.bootstrap.host_rules import LOOK_EVERY, WatchedHostRules
 from conveyor.domain.hosts import (
     BadHostRules,
+    HostLimits,
     HostPolicies,
     HostRule,
     HostRules,
+    LimitSource,
     Politeness,
     host_and_port,
     paces,
@@ -188,3 +190,39 @@ def test_starts_are_booked_under_the_keys_of_all_rules_and_of_the_caller() -> No
         "host:*.a:80": 0.25,
         "host:caller:x.a:80": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        (HostLimits(), ""),
+        (HostLimits(limit=2, limit_set_by=LimitSource.JOB),
+         "at most 2 calls at a time, set by the job (--per-host)"),
+        (HostLimits(limit=1, limit_set_by=LimitSource.SERVER),
+         "at most 1 call at a time, set by the server (CONVEYOR_HOST_LIMIT)"),
+        (HostLimits(limit=2, limit_set_by=LimitSource.JOB, rate=0.5,
+                    rate_set_by=LimitSource.JOB),
+         "at most 2 calls at a time and one call every 2 s, set by the job (--per-host, "
+         "--per-host-rate)"),
+        (HostLimits(limit=2, limit_set_by=LimitSource.SERVER, rate=3.0,
+                    rate_set_by=LimitSource.SERVER),
+         "at most 2 calls at a time and 3 calls a second, set by the server (CONVEYOR_HOST_LIMIT, "
+         "CONVEYOR_HOST_RATE)"),
+        (HostLimits(rate=0.5, rate_set_by=LimitSource.JOB),
+         "at most one call every 2 s, set by the job (--per-host-rate)"),
+        (HostLimits(rate=1.0, rate_set_by=LimitSource.SERVER),
+         "at most one call a second, set by the server (CONVEYOR_HOST_RATE)"),
+        (HostLimits(rate=2.5, rate_set_by=LimitSource.PATTERN, pattern="*.test"),
+         "at most 2.5 calls a second, set by the server's file of hosts (\"*.test\")"),
+        (HostLimits(limit=3, limit_set_by=LimitSource.SERVER, pattern="*.test", together=True),
+         "at most 3 calls at a time, set by the server (CONVEYOR_HOST_LIMIT) for all hosts of "
+         "*.test together"),
+        (HostLimits(limit=3, limit_set_by=LimitSource.PATTERN, pattern="*.test", together=True,
+                    rate=9, rate_set_by=LimitSource.JOB, robots=True),
+         "at most 3 calls at a time, set by the server's file of hosts (\"*.test\") for all hosts "
+         "of *.test together; at most 9 calls a second, set by the job (--per-host-rate); its "
+         "robots.txt may ask for a pause between calls (Crawl-delay)"),
+    ],
+)  # fmt: skip
+def test_limits_are_said_with_who_set_them(limits: HostLimits, sentence: str) -> None:
+    assert limits.sentence() == sentence

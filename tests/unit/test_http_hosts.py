@@ -33,9 +33,9 @@ async def submitted(api: Api, *urls: str, **fields: Any) -> tuple[str, str]:
     return answer.json()["job_id"], answer.json()["latest_run"]["run_id"]
 
 
-async def hosts_of(api: Api, job_id: str, run_id: str) -> dict[str, Any]:
+async def hosts_of(api: Api, job_id: str, run_id: str, query: str = "") -> dict[str, Any]:
     """Read the hosts of a run, once the document was found to be as described."""
-    answer = await api.client.get(f"/v1/jobs/{job_id}/runs/{run_id}/hosts")
+    answer = await api.client.get(f"/v1/jobs/{job_id}/runs/{run_id}/hosts{query}")
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
@@ -82,14 +82,34 @@ async def test_the_closest_limits_show_and_what_a_host_has_said(tmp_path: Path) 
         manners = {"per_host": 3, "per_host_rate": 9}
         job_id, run_id = await submitted(api, "https://a.shop.test/", politeness=manners)
         found = await hosts_of(api, job_id, run_id)
-        assert {"limit": 3, "rate": 2.0}.items() <= found["hosts"][0].items()
-        assert not {"ceiling", "closed_until"} & found["hosts"][0].keys()
+        assert found["hosts"][0] == {
+            "host": "a.shop.test:443",
+            "pending": 1,
+            "in_flight": 0,
+            "done": 0,
+            "failed": 0,
+            "limit": 3,
+            "rate": 2.0,
+            "limit_set_by": "job",
+            "rate_set_by": "pattern",
+            "pattern": "*.test",
+            "together": True,
+            "detail": "at most 3 calls at a time, set by the job (--per-host); at most 2 calls "
+            'a second, set by the server\'s file of hosts ("*.test") for all hosts of *.test '
+            "together",
+        }
 
         await api.binding.pacing.close(host_key("*.test"), 60)
         await api.binding.pacing.lower(host_key("*.test"), 5, 0.0)
         found = await hosts_of(api, job_id, run_id)
         until = rfc3339(api.clock.now() + 60_000)
         assert {"ceiling": 2, "closed_until": until}.items() <= found["hosts"][0].items()
+        said = found["hosts"][0]["detail"]
+        pause = until[:19].replace("T", " ")
+        assert said.startswith(
+            f"it asked for a pause: no call before {pause} UTC; at most 2 at a time for now, since "
+            "it refused calls; at most 3 calls at a time, set by the job"
+        )
 
 
 async def test_a_host_shows_that_it_is_closed_to_the_caller_alone(tmp_path: Path) -> None:
@@ -152,3 +172,83 @@ async def test_hosts_of_a_run_of_somebody_else_are_not_found(tmp_path: Path) -> 
         job_id, run_id = await submitted(api, "https://shop.test/")
         answer = await api.foreign.get(f"/v1/jobs/{job_id}/runs/{run_id}/hosts")
         problem_of(answer, status=404, code="not_found")
+
+
+@pytest.mark.parametrize(
+    ("rules", "manners", "shown"),
+    [
+        (HostRules(limit=2), None, {"limit": 2, "limit_set_by": "server"}),
+        (HostRules(limit=2, rate=1.0), {"per_host": 9, "per_host_rate": 0.5},
+         {"limit": 2, "limit_set_by": "server", "rate": 0.5, "rate_set_by": "job"}),
+        (HostRules(), {"per_host": 9}, {"limit": 9, "limit_set_by": "job"}),
+        (HostRules(limit=5, patterns={"*.test": HostPattern(together=True)}), {"per_host": 9},
+         {"limit": 5, "limit_set_by": "server", "pattern": "*.test", "together": True}),
+        (HostRules(patterns={"*.test": HostPattern(limit=7, together=True)}), {"per_host": 3},
+         {"limit": 3, "limit_set_by": "job"}),
+        (HostRules(patterns={"a.test:443": HostPattern(limit=7)}), {"per_host": 7},
+         {"limit": 7, "limit_set_by": "pattern", "pattern": "a.test:443"}),
+    ],
+    ids=["server", "each of one", "job", "together by name alone", "stricter job", "as strict"],
+)  # fmt: skip
+async def test_a_limit_shows_who_set_it(
+    tmp_path: Path, rules: HostRules, manners: dict[str, Any] | None, shown: dict[str, Any]
+) -> None:
+    async with open_api(tmp_path / "data", policies=HostPolicies(lambda: rules)) as api:
+        fields = {} if manners is None else {"politeness": manners}
+        job_id, run_id = await submitted(api, "https://a.test/", **fields)
+        [host] = (await hosts_of(api, job_id, run_id))["hosts"]
+        counts = {"host", "pending", "in_flight", "done", "failed", "detail"}
+        assert {name: host[name] for name in host.keys() - counts} == shown
+
+
+async def test_hosts_that_hold_a_run_back_are_those_with_limits_for_which_tasks_wait(
+    tmp_path: Path,
+) -> None:
+    limits = {"shop.test": HostPattern(limit=1), "done.test": HostPattern(limit=1),
+              "slow.test": HostPattern(rate=0.5)}  # fmt: skip
+    policies = HostPolicies(lambda: HostRules(patterns=limits))
+    async with open_api(tmp_path / "data", policies=policies) as api:
+        shop, slow = "https://shop.test/", "https://slow.test/"
+        urls = ["https://done.test/", shop, shop, "https://free.test/", slow, slow]
+        job_id, run_id = await submitted(api, *urls)
+        rows = await api.tasks_of(run_id)
+        await api.claim(run_id, rows[0].task_id)
+        await api.claim(run_id, rows[1].task_id)
+
+        found = await hosts_of(api, job_id, run_id, "?held=1")
+        assert (found["tasks"], found["counted_tasks"], found["more_hosts"]) == (6, 6, 0)
+        told = [(one["host"], one["pending"], one["in_flight"]) for one in found["hosts"]]
+        assert told == [("slow.test:443", 2, 0), (SHOP, 1, 1)]
+        assert len((await hosts_of(api, job_id, run_id, "?held=0"))["hosts"]) == 4
+
+        assert (await api.client.post(f"/v1/jobs/{job_id}/pause")).status_code == 200
+        assert (await hosts_of(api, job_id, run_id, "?held=1"))["hosts"] == []
+
+
+async def test_no_row_is_read_for_what_holds_a_run_back_where_no_limit_holds(
+    tmp_path: Path,
+) -> None:
+    async with open_api(tmp_path / "data") as api:
+        job_id, run_id = await submitted(api, "https://shop.test/")
+        found = await hosts_of(api, job_id, run_id, "?held=1")
+        assert (found["counted_tasks"], found["hosts"]) == (0, [])
+
+
+async def test_a_large_run_is_looked_at_in_few_rows_from_everywhere_for_what_holds_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "MOST_ROWS_HELD", 20)
+    async with open_api(tmp_path / "data", policies=POLICIES) as api:
+        job_id, run_id = await submitted(
+            api, *[f"https://h{n // 100}.test/{n}" for n in range(400)]
+        )
+        found = await hosts_of(api, job_id, run_id, "?held=1")
+        assert (found["tasks"], found["counted_tasks"]) == (400, 20)
+        assert [one["pending"] for one in found["hosts"]] == [6, 6, 4, 4]
+
+
+async def test_a_filter_of_hosts_that_is_none_is_refused(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data") as api:
+        job_id, run_id = await submitted(api, "https://shop.test/")
+        answer = await api.client.get(f"/v1/jobs/{job_id}/runs/{run_id}/hosts?held=yes")
+        problem_of(answer, status=400, code="invalid_argument")

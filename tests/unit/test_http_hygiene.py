@@ -32,9 +32,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield opened
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v2/jobs", "/v1/jobs/", "//v1/jobs", "/v1/jobs/a/b/c"]
-)
+@pytest.mark.parametrize("path", ["/v1", "/v2/jobs", "/v1/jobs/", "//v1/jobs", "/v1/jobs/a/b/c"])
 async def test_an_unknown_path_is_a_problem(api: Api, path: str) -> None:
     problem = problem_of(
         await api.client.get(f"http://127.0.0.1:9000{path}"), status=404, code="not_found"

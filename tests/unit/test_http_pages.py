@@ -1,5 +1,5 @@
-"""The pages for people with a browser: made of the document, without a script, and for nobody
-else."""
+"""The pages for people with a browser, made of the document and without a script, and what others
+get in their place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from conveyor import __version__
 from conveyor.service.schemas import SubmitBody
-from tests.unit.http_api import DOCUMENT, Api, open_api, problem_of
+from tests.unit.http_api import DOCUMENT, Api, open_api
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
@@ -88,12 +89,20 @@ async def test_a_page_holds_no_script_and_loads_nothing(api: Api, path: str) -> 
     ["*/*", "application/json", "", "text/*", "text/html;q=0, */*", "text/htmlx"]
     + ["text/html;q=0.000", "text/html; q = 0.00", "text/html;level=1;Q=0."],
 )
-async def test_whoever_asks_for_something_else_finds_no_page(
+async def test_whoever_asks_for_something_else_is_told_in_plain_text_where_things_are(
     api: Api, path: str, accept: str
 ) -> None:
     response = await api.bare.get(path, headers={"Accept": accept})
-    problem_of(response, status=404, code="not_found")
+
+    assert response.status_code == 200
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert response.headers["Vary"] == "Accept"
+    product, _, *places = response.text.splitlines()
+    assert product == f"Conveyor {__version__}: scrapes many URLs"
+    origin = "http://a.test/<x>&'y'"
+    addresses = [place.partition("  ")[0] for place in places]
+    assert addresses == [f"{origin}{end}" for end in ("/v1", "/docs", "/openapi.json")]
 
 
 async def test_the_start_says_where_things_are(api: Api) -> None:

@@ -85,7 +85,7 @@ CASES: dict[RunWaitReason, tuple[Run, Crew, str]] = {
     R.HOST_CLOSED: (
         run(),
         crew(worker(lane(R.HOST_CLOSED, put_off=90, until=LATER))),
-        "every task left is of a host that asked for a pause, or is at its limit: 90 tasks",
+        "every task left waits for its host, which asked for a pause or is at a limit: 90 tasks",
     ),
     R.RETRY_BACKOFF: (
         run(done=99),

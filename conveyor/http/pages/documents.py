@@ -1,7 +1,8 @@
 """Pages for people with a browser: `/` says where things are, `/docs` shows the OpenAPI document.
 
 They are made of the document here. They hold no script, load nothing, and their policy allows
-nothing but their own style. Whoever does not ask for HTML finds no such paths.
+nothing but their own style. Whoever does not ask for HTML is told where things are in a few lines
+of plain text.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from functools import cache
 from html import escape
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from conveyor import __version__
-from conveyor.http.middleware import routing_problem
 from conveyor.http.openapi import document
 from conveyor.http.pages.views import ROOT
 
@@ -62,25 +61,22 @@ def page_routes(origin: str, *, has_metrics: bool, has_dashboard: bool) -> dict[
     """Map paths to pages; `origin` is the address that callers know. A browser at `/` is sent to
     the dashboard, where there is one."""
     start = _start(origin, has_metrics=has_metrics)
+    lines = _lines(origin, has_dashboard=has_dashboard)
 
     async def root(request: Request) -> Response:
         if has_dashboard and _wants_html(request):
             return Response(status_code=303, headers={**_HEADERS, "Location": ROOT})
-        return await _shown(request, lambda: start)
+        return shown(request, lambda: start)
 
     async def docs(request: Request) -> Response:
-        return await _shown(request, _docs)
+        return shown(request, _docs)
+
+    def shown(request: Request, page: Callable[[], str]) -> Response:
+        if _wants_html(request):
+            return Response(page(), headers=_HEADERS, media_type="text/html")
+        return Response(lines, headers=_HEADERS, media_type="text/plain")
 
     return {"/": root, "/docs": docs}
-
-
-async def _shown(request: Request, page: Callable[[], str]) -> Response:
-    """Answer with a page where HTML is asked for by name; else as for any unknown path."""
-    if _wants_html(request):
-        return Response(page(), headers=_HEADERS, media_type="text/html")
-    response = await routing_problem(request, HTTPException(404))
-    response.headers["Vary"] = _HEADERS["Vary"]
-    return response
 
 
 def foreign_host_page(request: Request, host: str) -> Response | None:
@@ -149,6 +145,19 @@ def _start(origin: str, *, has_metrics: bool) -> str:
         f"<pre>{escape(f'conveyor submit --server {origin} --watch https://example.com/')}</pre>",
         f"<pre>{escape(_curl(address, submit))}</pre>",
     )
+
+
+def _lines(origin: str, *, has_dashboard: bool) -> str:
+    """Say where things are to whoever has no browser."""
+    places = {
+        "the API, with a key in X-API-Key": f"{origin}/v1",
+        "every operation of it, in a browser": f"{origin}/docs",
+        "the same as an OpenAPI document": f"{origin}/openapi.json",
+        **({"what runs and what failed, in a browser": f"{origin}{ROOT}"} if has_dashboard else {}),
+    }
+    width = max(map(len, places.values()))
+    lines = (f"{address:<{width}}  {what}\n" for what, address in places.items())
+    return f"Conveyor {__version__}: scrapes many URLs\n\n{''.join(lines)}"
 
 
 def _curl(address: str, body: str) -> str:
