@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,9 @@ class Fleet:
         self.permits = MemoryPermits(self.clock)
         self.workers: list[RobotsGateway] = []
 
-    def worker(self) -> RobotsGateway:
+    def worker(self, *, lease: float = 30.0) -> RobotsGateway:
         gateway = DirectGateway(self.clock, allow_private=True)
-        made = RobotsGateway(gateway, self.files, self.permits, self.clock, lease=30.0)
+        made = RobotsGateway(gateway, self.files, self.permits, self.clock, lease=lease)
         self.workers.append(made)
         return made
 
@@ -277,6 +278,38 @@ async def test_a_host_that_cannot_be_reached_is_a_failure_of_the_call(fleet: Fle
         assert failed.burns_attempt
         if not sent:
             await fleet.clock.advance(UNREACHED)
+
+
+@contextmanager
+def deaf() -> Iterator[str]:
+    """The URL of a host that does not take connections: nothing refuses them, nothing answers."""
+    with ExitStack() as opened:
+        server = opened.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):  # what waits to be accepted fills the queue
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/a"
+
+
+async def test_a_host_that_takes_no_connection_is_a_failure_of_the_call(fleet: Fleet) -> None:
+    worker = fleet.worker(lease=1.2)
+    failures: list[Success | ScrapeFailed] = []
+
+    async def call() -> None:
+        failures.append(await fleet.get(worker, url))
+
+    with deaf() as url:
+        await fleet.all(call)
+        await fleet.all(call)  # it hears of the first one's
+    for failed in failures:
+        assert isinstance(failed, ScrapeFailed)
+        assert not isinstance(failed, Postponed)
+        assert (failed.problem.code, failed.failure) == ("timeout", TaskFailure.TIMEOUT)
+        assert failed.retryable
+        assert failed.burns_attempt
 
 
 async def test_a_file_that_hangs_is_asked_for_once_while_calls_are_put_off(fleet: Fleet) -> None:
