@@ -119,7 +119,10 @@ class RetryPolicy:
         host that says for how long is closed to all its tasks, and needs no backoff of this one."""
         if failure.refusal is not None and failure.refusal.seconds is not None:
             return failure.retry_after, WaitReason.RETRY_AFTER
-        return self._delay(failure, receives), WaitReason.LOAD_REFUSAL
+        # The host takes fewer calls now: no gateway is under load.
+        is_host = failure.refusal is not None
+        waiting = WaitReason.HOST_LIMIT if is_host else WaitReason.LOAD_REFUSAL
+        return self._delay(failure, receives), waiting
 
     def _put_off_until(self, failure: ScrapeFailed, now: int) -> tuple[int, WaitReason]:
         """Return when a call that was not made, or met an outage, is due, and why not before."""
