@@ -185,6 +185,7 @@ def form(index: int) -> str:
     return f'{{"type":"task",{ids},{more}}}'
 
 
+@pytest.mark.slow
 async def test_old_and_new_workers_side_by_side_lose_no_message_and_make_none_a_dead_letter(
     bench: SqsBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
