@@ -466,6 +466,25 @@ async def test_a_delay_lowers_the_rate_of_the_caller_for_the_fleet(api: Api) -> 
         assert site.asked == [FILE, "/a"]
 
 
+async def test_a_task_that_was_put_off_for_a_delay_is_not_put_off_by_the_next_worker_too(
+    api: Api,
+) -> None:
+    async with (
+        running(Site("User-agent: *\nCrawl-delay: 7\n")) as site,
+        heeding(api) as (gateway, hosts),
+        heeding(api) as (others_gateway, others_hosts),
+    ):
+        work = await work_on(api, gateway, site.url("/a"), hosts=hosts, **POLITE)
+        other = await work_on(api, others_gateway, site.url("/b"), hosts=others_hosts, **POLITE)
+        put_off = (await work.handle(0)).hide_for
+        assert put_off is not None
+        [task] = await api.tasks_of(work.run_id)
+        assert task.waiting_since == 0, "nobody has refused it"
+        await api.clock.advance(put_off + 0.001)
+        other.deliveries = work.deliveries
+        assert (await other.handle(0)).hide_for is None
+
+
 async def test_a_failing_file_closes_the_host_for_the_caller(api: Api) -> None:
     async with running(Site(status=503)) as site, heeding(api) as (gateway, hosts):
         urls = site.url("/a"), site.url("/b")
