@@ -53,7 +53,7 @@ class Outages:
         self._now: Outage | None = None
         self._was_heard = False
         self._first_call: tuple[int, float] | None = None
-        self._ask_at = self._begin_at = 0.0
+        self._ask_at = self._begin_at = self._began_at = 0.0
         self._has_trial = False
         self._is_late = False
         self.is_shut = False
@@ -84,7 +84,9 @@ class Outages:
             self._shut(absence.shared)
         failed.is_spared = self.is_shut
         if self._now is not None:
-            failed.waits_since = self._now.since
+            # The wall clock may have been set since.
+            lasted = self._clock.monotonic() - self._began_at
+            failed.waits_since = self._clock.now() - int(lasted * 1_000)
 
     def admit(self) -> None:
         """Begin a call while an answer is awaited. Raises ScrapeFailed if none may be made now,
@@ -169,7 +171,7 @@ class Outages:
             return
         self._now = Outage(shared, title, self._clock.now(), self._was_heard)
         self._counts[shared.value] += 1
-        self._ask_at = self._begin_at = self._clock.monotonic()
+        self._ask_at = self._begin_at = self._began_at = self._clock.monotonic()
         self.is_shut = self.awaits_answer = True
         never = "" if self._was_heard else ", and nothing has answered since the start"
         _log.warning("%s%s: work waits, but for a trial each second", title, never)

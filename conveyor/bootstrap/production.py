@@ -354,6 +354,7 @@ def _options(settings: Settings) -> ProdOptions:
         row_retention_days=settings.row_retention_days,
         caller_daily_tasks=settings.caller_daily_tasks,
         has_operators=bool(settings.operator_keys),
+        host_limits=bool(settings.host_limit or settings.host_rate or settings.hosts),
     )
 
 

@@ -44,6 +44,7 @@ from conveyor.records.blob_keys import (
     template_list_prefix,
     template_lists,
 )
+from conveyor.records.task_sending import may_have_policy
 
 Contents = tuple[SqliteStore, FileBlobs, CallTable]
 
@@ -186,7 +187,7 @@ async def open_binding(
                 window=options.queue_window,
                 max_receives=options.max_receives,
             )
-            queues.has_policy = partial(_has_policy, store, options.host_limits)
+            queues.has_policy = partial(may_have_policy, store.runs, options.host_limits)
             await _take_over(store, blobs, queues)
         except ConveyorError as error:
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
@@ -197,14 +198,6 @@ async def open_binding(
     clear = _clearing(store, blobs, callbacks, memory)
     fill = _filling(store, blobs, memory, clock)
     return DevBinding(ports, directory, store, queues, callbacks, clear, fill)
-
-
-async def _has_policy(store: SqliteStore, host_limits: bool, run_id: str) -> bool:
-    """Tell whether limits of hosts may hold for a run: of the server, or its own."""
-    if host_limits:
-        return True
-    run = await store.runs.dispatchable_run(run_id)
-    return run is None or bool(run.politeness)
 
 
 def _take_up_clock(

@@ -24,10 +24,12 @@ from conveyor.ports.queues import (
     DEAD_LETTER_QUEUE,
     MAX_BATCH,
     Delivery,
+    HasPolicy,
     Message,
     QueueMissing,
     Queues,
     Signals,
+    no_policy,
     run_queue,
     run_queues,
 )
@@ -83,15 +85,6 @@ TaskHosts = Callable[[str, Sequence[tuple[int, str]]], Awaitable[list[str]]]
 async def no_hosts(_run_id: str, tasks: Sequence[tuple[int, str]]) -> list[str]:
     """Know the host of no row."""
     return [""] * len(tasks)
-
-
-HasPolicy = Callable[[str], Awaitable[bool]]
-"""Tells of a run whether limits of hosts may hold for it."""
-
-
-async def no_policy(_run_id: str) -> bool:
-    """Know of no limits."""
-    return False
 
 
 class MemoryQueues(Queues):

@@ -369,13 +369,19 @@ class Dispatcher:
 
     def _withdraw(self, lane: Lane) -> None:
         """Give up the claims of a lane that wait for a slot, those that are being made, and the
-        messages that wait for their hosts."""
+        messages that wait for their hosts: in slots and for slots, too, where no call may begin any
+        more."""
         lane.withdrawals += 1
+        is_over = lane.closed or lane.dropped or self._begins_nothing
         if self.waits is not None:
             self.waits.cancel(lane)
+        if self._turns is not None and is_over:
+            self._turns.leave(lane)
         if lane.turned:
             self._spawn(partial(self._give_up, self._take_turned(lane)))
-        given_up = [one for one in self._ready if one.lane is lane and one.held is not None]
+        given_up = [
+            one for one in self._ready if one.lane is lane and (is_over or one.held is not None)
+        ]
         if given_up:
             self._ready = deque(one for one in self._ready if one not in given_up)
             self._spawn(partial(self._give_up, given_up))

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 from cachetools import LRUCache
 
 from conveyor.aio.concurrency import wait_or_timeout
@@ -443,6 +444,7 @@ class MessageTurns(HostTurns):
         self._permits = permits
         self._clock = clock
         self._holding: set[Turn] = set()
+        self._coming: set[Turn] = set()
         self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
         # The seconds that the pacing took for its latest answer.
         self._answer_time = 0.0
@@ -629,8 +631,22 @@ class MessageTurns(HostTurns):
         if turn.pace is not None:
             if asked is not None:
                 turn.pace.heed(asked, self._clock.monotonic())
-            await self._come(turn, turn.pace)
+            self._coming.add(turn)
+            try:
+                if turn.lane.closed:
+                    self.leave(turn.lane)
+                    await anyio.lowlevel.checkpoint()
+                await self._come(turn, turn.pace)
+            finally:
+                self._coming.discard(turn)
             turn.began = self._clock.monotonic()
+
+    def leave(self, lane: Lane) -> None:
+        """Cancel what waits in slots for the host of its call, in a lane of which no call may begin
+        any more."""
+        for turn in self._coming:
+            if turn.lane is lane and turn.scope is not None:
+                turn.scope.cancel()
 
     def is_lowered(self, run_id: str, task_id: str) -> bool:
         turn = _turn_here(run_id, task_id)

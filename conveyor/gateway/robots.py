@@ -24,7 +24,7 @@ from protego import Protego
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.resilience import log_failure
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.model import Problem
+from conveyor.domain.model import Problem, TaskFailure
 from conveyor.gateway.headers import custom_headers
 from conveyor.gateway.http_client import USER_AGENT
 from conveyor.gateway.problems import bad_target, host_delay, host_pause
@@ -369,8 +369,11 @@ class RobotsGateway(Gateway, Robots):
 
 
 def _is_unreached(failed: ScrapeFailed) -> bool:
-    """Tell whether there was no connection to a host, and nothing shared was away."""
-    return failed.problem.code in _UNREACHED and not _is_shared(failed)
+    """Tell whether there was no connection to a host, and nothing shared was away. Where the time
+    went by before anything was sent, the host did not take it."""
+    code = failed.problem.code
+    is_deaf = failed.failure is TaskFailure.TIMEOUT and not failed.sent
+    return (code in _UNREACHED or is_deaf) and not _is_shared(failed)
 
 
 def _is_shared(failed: ScrapeFailed) -> bool:

@@ -37,6 +37,10 @@ would make the row outgrow every store."""
 SPARED_PAUSE = 1.0
 """Seconds until a task that met an outage may be tried again; the circuit says when work goes
 on."""
+IDLE_SHARE = 0.25
+"""Part of the deadline that the time counts for, at most, in which a task was due and nobody began
+it. All of it would fail tasks after a day's pause at the first refusal; nothing of it would never
+end a large run whose tasks are all refused."""
 
 
 class RetryPolicy:
@@ -72,12 +76,15 @@ class RetryPolicy:
             is_asked = failure.retry_after >= delay
             waiting = WaitReason.RETRY_AFTER if is_asked else WaitReason.BACKOFF
             return Retry(event, now + int(delay * 1000), waiting=waiting)
-        since = _waits_since(failure, task, now)
+        since = self._waits_since(failure, task, event.started_at)
+        if isinstance(failure, Postponed) and failure.waiting is WaitReason.HOST_LIMIT:
+            # A line within limits of our own is nobody's refusal, however long.
+            until, waiting = self._put_off_until(failure, now)
+            refused_since = since + until - now if task.waiting_since else 0
+            return _put_off(event, until, waiting, refused_since, receives)
         is_late = self._is_late(since, now)
         if isinstance(failure, Postponed) or failure.is_spared:
-            # A long line within limits of our own is nobody's refusal.
-            in_line = isinstance(failure, Postponed) and failure.waiting is WaitReason.HOST_LIMIT
-            if is_late and not in_line:
+            if is_late:
                 return final
             return _put_off(event, *self._put_off_until(failure, now), since, receives)
         if is_late:
@@ -100,11 +107,10 @@ class RetryPolicy:
             return WaitReason.HOST_RETRY_AFTER
         return settlement.waiting
 
-    def pause(self, failure: ScrapeFailed, task: Task, call: int) -> float | None:
+    def pause(self, failure: ScrapeFailed, task: Task, call: int, *, began: int) -> float | None:
         """Return the seconds to wait after `call` calls that were refused for load, or None past
-        the deadline."""
-        now = self._clock.now()
-        if self._is_late(_waits_since(failure, task, now), now):
+        the deadline. `began`: the moment at which the work on the task began."""
+        if self._is_late(self._waits_since(failure, task, began), self._clock.now()):
             return None
         return self._delay(failure, call)
 
@@ -113,7 +119,10 @@ class RetryPolicy:
         host that says for how long is closed to all its tasks, and needs no backoff of this one."""
         if failure.refusal is not None and failure.refusal.seconds is not None:
             return failure.retry_after, WaitReason.RETRY_AFTER
-        return self._delay(failure, receives), WaitReason.LOAD_REFUSAL
+        # The host takes fewer calls now: no gateway is under load.
+        is_host = failure.refusal is not None
+        waiting = WaitReason.HOST_LIMIT if is_host else WaitReason.LOAD_REFUSAL
+        return self._delay(failure, receives), waiting
 
     def _put_off_until(self, failure: ScrapeFailed, now: int) -> tuple[int, WaitReason]:
         """Return when a call that was not made, or met an outage, is due, and why not before."""
@@ -129,12 +138,17 @@ class RetryPolicy:
     def _delay(self, failure: ScrapeFailed, step: int) -> float:
         return max(self._backoff.spread(step, self._clock.random()), failure.retry_after)
 
-
-def _waits_since(failure: ScrapeFailed, task: Task, now: int) -> int:
-    """Return since when a task waits without an attempt: no pause of another task's making, nor the
-    time in a queue, counts against it."""
-    begun = max(failure.waits_since, task.created_at) if failure.waits_since else now
-    return min(begun, task.waiting_since or begun)
+    def _waits_since(self, failure: ScrapeFailed, task: Task, began: int) -> int:
+        """Return since when a task waits without an attempt: no pause of another task's making
+        counts against it, nor the time in a queue before. Of the time since it was due, until it
+        `began`, a part does: it may have been paused, or in line, or nobody may have been there."""
+        now = self._clock.now()
+        here = max(failure.waits_since, task.created_at) if failure.waits_since else now
+        if not task.waiting_since:
+            return here
+        idle = began - max(task.not_before, task.waiting_since)
+        spared = idle - int(IDLE_SHARE * self._rate_limit_deadline * 1000)
+        return min(here, task.waiting_since + max(spared, 0))
 
 
 def _put_off(

@@ -402,12 +402,12 @@ class TaskHandler(StagedHandler):
 
     def _given_back(self, held: ClaimedTask) -> Released | Deferred:
         """Decide how a claim goes back: a row whose body was lost says why its message is hidden
-        for so long."""
+        for so long. Its call was answered, so nothing refuses it any more."""
         if not isinstance(held.error, ResultLost):
             return Released()
         pause = HIDING.delay(held.receives)
         not_before = self._clock.now() + round(pause * 1000)
-        return Deferred(not_before, WaitReason.OUTAGE, held.task.waiting_since)
+        return Deferred(not_before, WaitReason.OUTAGE)
 
     async def _give_up(self, held: ClaimedTask) -> None:
         """Give a claim back after an error or a cancellation, so that nobody has to wait until it
@@ -510,7 +510,7 @@ class TaskHandler(StagedHandler):
                     raise
                 throttled()
                 refused_at = failure.waits_since = refused_at or self._clock.now()
-                pause = self._retry_policy.pause(failure, task, call)
+                pause = self._retry_policy.pause(failure, task, call, began=held.started_at)
                 if call >= PATIENCE or pause is None or pause > PATIENT_PAUSE:
                     raise
                 self._observer.gateway_called("retry")
@@ -577,7 +577,7 @@ class TaskHandler(StagedHandler):
             timeout=self._options.gateway_timeout,
             max_bytes=self._options.max_result_bytes,
             order=task.index,
-            has_waited=task.waiting_since > 0,
+            has_waited=task.not_before > 0,
             guard=None if self._hosts is None else self._hosts.guard(job, task.spec.url),
             heeds_robots=job.politeness is not None and job.politeness.robots,
         )

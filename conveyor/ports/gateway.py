@@ -24,10 +24,9 @@ class ScrapeRequest(msgspec.Struct, frozen=True):
     """One call to make: the URL, merged params (a task's override its job's), key and bounds.
 
     `timeout` is in seconds, for the whole call; `max_bytes` bounds the decoded body. `order` is the
-    place of the task in its run. `has_waited`: the call was put off since the last attempt.
-    With `heeds_robots` nothing is requested that robots.txt
-    does not allow. `guard` is called with the URL of each redirect before that is followed; it
-    raises ScrapeFailed.
+    place of the task in its run. `has_waited`: the task was put off before, after an attempt or
+    without one. With `heeds_robots` nothing is requested that robots.txt does not allow. `guard` is
+    called with the URL of each redirect before that is followed; it raises ScrapeFailed.
     """
 
     url: str

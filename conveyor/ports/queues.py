@@ -11,7 +11,7 @@ are apart, no hints are sent and discovery alone does the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import repeat
 from typing import Protocol
 
@@ -118,6 +118,16 @@ def task_messages(
         message = task_message(job_id, run_id, task_id, host)
         messages.setdefault(queue_of.get(host, own), []).append(message)
     return messages
+
+
+HasPolicy = Callable[[str], Awaitable[bool]]
+"""Tells of a run whether limits of hosts may hold for it: then references to its tasks name their
+hosts, whoever sends them."""
+
+
+async def no_policy(_run_id: str) -> bool:
+    """Know of no limits."""
+    return False
 
 
 class DeleteMessage(msgspec.Struct, frozen=True, tag="delete"):

@@ -37,6 +37,7 @@ from conveyor.prod.signals import EndSignals, RedisSignals
 from conveyor.prod.sqs.queues import SqsQueues
 from conveyor.prod.startup_checks import BEAT, check_redis, production_resources, start
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
+from conveyor.records.task_sending import may_have_policy
 
 PATIENCE = 60.0
 """Seconds for which a worker keeps the outcome of a task and retries while DynamoDB is away."""
@@ -214,7 +215,7 @@ def _away(stats: CallStats, server: RedisServer | None, clock: Clock) -> list[st
 def _queues(
     aws: Aws, table: Table, store: DynamoStore, options: ProdOptions, clock: Clock
 ) -> SqsQueues:
-    return SqsQueues(
+    queues = SqsQueues(
         aws,
         clock,
         DynamoGenerations(DynamoRunRows(table, RunPlaces(table))),
@@ -223,6 +224,8 @@ def _queues(
         max_receives=options.max_receives,
         long_polls=options.aws.receive_threads // 2,
     )
+    queues.has_policy = partial(may_have_policy, store.runs, options.host_limits)
+    return queues
 
 
 def _dead_letters(

@@ -13,6 +13,7 @@ class ProdOptions:
 
     `ledger`: "redis" or "dynamodb". `permit_lease` is in seconds. `rate_limit` needs Redis, which
     counts the requests; 0 for no limit. `has_operators`: somebody is shown the dead letters.
+    `host_limits`: the server has some for hosts.
     """
 
     aws: AwsOptions
@@ -32,6 +33,7 @@ class ProdOptions:
     row_retention_days: int = 30
     caller_daily_tasks: int = 0
     has_operators: bool = False
+    host_limits: bool = False
 
     @property
     def services(self) -> tuple[str, ...]:

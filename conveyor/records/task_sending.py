@@ -9,7 +9,7 @@ from cachetools import LRUCache
 from conveyor.domain.hosts import HostPolicies, Politeness, host_and_port
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import MOST_HOST_QUEUES, Queues
-from conveyor.ports.records import RunHosts
+from conveyor.ports.records import Dispatchable, RunHosts
 from conveyor.ports.tasks import UnfinishedTasks
 
 LEAST_ROWS = 1_000
@@ -17,6 +17,15 @@ LEAST_ROWS = 1_000
 PIECE = 1_000
 """Rows whose hosts are read at a time."""
 _MOST_REMEMBERED = 10_000
+
+
+async def may_have_policy(runs: Dispatchable, host_limits: bool, run_id: str) -> bool:
+    """Tell whether limits of hosts may hold for a run: with `host_limits` those of the server, or
+    its own. They may for one of which nothing is known."""
+    if host_limits:
+        return True
+    run = await runs.dispatchable_run(run_id)
+    return run is None or bool(run.politeness)
 
 
 class TaskSender:

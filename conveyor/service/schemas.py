@@ -493,7 +493,8 @@ class WaitBody(Struct, frozen=True):
             "`backoff` is the pause after a failed attempt, `retry_after` the one that its answer "
             "asked for, `host_retry_after` the one that another answer of its host asked for, "
             "`load_refusal` the one of a gateway under load, `host_limit` the one until its place "
-            "in the line of its host. `outage`: something that its work needs is away.",
+            "in the line of its host, or after the host refused it and did not say for how long. "
+            "`outage`: something that its work needs is away.",
         ),
     ]
     until: Annotated[str, _instant("When it may be worked again.")]

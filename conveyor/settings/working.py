@@ -139,7 +139,7 @@ WORKING: tuple[Setting, ...] = (
     Setting(
         "rate_limit_deadline",
         "seconds",
-        "after a task's first wait without an attempt, from which on a rate limit fails it",
+        "after a task's first refusal in a row, from which on a further one fails it",
         lasting(0),
         used_by=WORKERS,
     ),

@@ -320,7 +320,7 @@ class SimulatedFleet:
         self.store = Store()
         self.blobs = BlobService()
         self.clock = SimulatedClock(time, Gate(), seed=seed, process="fleet")
-        self.queues = self._queue_service(seed)
+        self.queues = self._queue_service(options)
         self.permits = self._permit_service(options)
         self.gateway = GatewayService(time, seed=seed)
         self.run_ids: list[str] = []
@@ -361,16 +361,20 @@ class SimulatedFleet:
             seed=options.seed,
         )
 
-    def _queue_service(self, seed: int) -> QueueService:
+    def _queue_service(self, options: FleetOptions) -> QueueService:
+        async def has_policy(_run_id: str) -> bool:
+            return bool(options.host_limit or options.host_rate)
+
         queues = QueueService(
             self.time,
             self.trace,
             self.store,
-            seed=seed,
+            seed=options.seed,
             partitions=self.world.partitions,
             partitions_asked=self.world.partitions_asked,
             max_receives=self.world.max_receives,
         )
+        queues.has_policy = has_policy
         self.store.on_settled = queues.settled
         return queues
 

@@ -20,9 +20,11 @@ from conveyor.ports.queues import (
     MAX_BATCH,
     MOST_HOST_QUEUES,
     Delivery,
+    HasPolicy,
     Message,
     QueueMissing,
     TaskMessage,
+    no_policy,
     run_queue,
     run_queues,
     task_messages,
@@ -149,6 +151,7 @@ class QueueService:
         self.received = self.calls = self.empties = self.dead_lettered = 0
         self.on_hand = self.peak_on_hand = self.most_received = 0
         self._held: dict[str, _Item] = {}
+        self.has_policy: HasPolicy = no_policy
 
     # -- queues --
 
@@ -169,7 +172,8 @@ class QueueService:
         if all(name in self._queues for name in names):
             return
         tasks = await self._rows.unfinished(run_id)
-        of_tasks = await self._rows.task_hosts(run_id, tasks) if hosts else ()
+        named = bool(hosts) or await self.has_policy(run_id)
+        of_tasks = await self._rows.task_hosts(run_id, tasks) if named else ()
         messages = task_messages(job_id, run_id, tasks, of_tasks, hosts)
         for name in names:
             if name not in self._queues:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from conveyor.ports.queues import (
@@ -139,6 +141,34 @@ async def test_queues_that_were_never_made_are_filled_from_the_rows(bench: Bench
         A: list(range(0, 30, 3)),
         B: list(range(1, 30, 3)),
     }
+
+
+async def _holds(_run_id: str) -> bool:
+    """A policy holds for every run."""
+    return True
+
+
+async def refilled(bench: Bench) -> set[str]:
+    """The hosts that messages name of a small run whose queue was lost, or never made."""
+    bench.rows.hosts = HOSTS
+    bench.rows.write(RUN, *range(30))
+    await bench.queues.open_run(JOB, RUN)
+    await bench.queues.remake_run(JOB, RUN)
+    found = [one.message for one in await bench.drain()]
+    assert len(found) == 30
+    return {one.host for one in found if isinstance(one, TaskMessage)}
+
+
+async def test_a_refill_of_a_run_without_queues_of_hosts_names_them_where_a_policy_holds(
+    bench: Bench,
+) -> None:
+    queues: Any = bench.queues
+    getattr(queues, "_service", queues).has_policy = _holds
+    assert await refilled(bench) == set(HOSTS)
+
+
+async def test_a_refill_names_no_host_without_a_policy(bench: Bench) -> None:
+    assert await refilled(bench) == {""}
 
 
 @told_to_refill

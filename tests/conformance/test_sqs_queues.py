@@ -17,6 +17,7 @@ from conveyor.ports.queues import (
     DeleteMessage,
     Delivery,
     QueueMissing,
+    TaskMessage,
     run_queue,
 )
 from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, Parameters
@@ -329,6 +330,22 @@ async def test_a_receive_waits_in_short_polls_and_takes_what_comes(bench: SqsBen
         await asked.wait()
         await bench.queues.send(CONTROL_QUEUE, deletion(RUN))
     assert [delivery.message for delivery in found] == [deletion(RUN)]
+
+
+async def test_a_send_that_finds_the_queue_lost_names_the_hosts_of_all(bench: SqsBench) -> None:
+    async def holds(_run_id: str) -> bool:
+        return True
+
+    bench.queues.has_policy = holds
+    bench.rows.hosts = ("a.example:443", "b.example:80")
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, *range(4)))
+    await bench.lose(RUN)
+    more = bench.rows.write(RUN, 4, 5)
+    await bench.queues.send_tasks(JOB, RUN, more, bench.rows.hosts_of(more))
+    found = await bench.queues.receive(QUEUE, limit=10, visibility=60)
+    messages = [one.message for one in found if isinstance(one.message, TaskMessage)]
+    assert len(messages) == 6
+    assert {one.host for one in messages} == set(bench.rows.hosts)
 
 
 async def test_an_unknown_queue_of_another_run_is_missing(bench: SqsBench) -> None:

@@ -20,6 +20,7 @@ from conveyor.ports.queues import (
     TemplateMessage,
     run_queue,
 )
+from conveyor.prod.sqs import messages as sqs_messages
 from conveyor.prod.sqs.messages import (
     MISPLACED,
     NO_INSTANT,
@@ -174,3 +175,43 @@ async def test_a_dead_letter_that_is_received_stays_one(bench: SqsBench) -> None
 
     assert await looks(bench, bench.queues, DEAD_LETTER_QUEUE) == []
     assert await bodies(bench, DEAD_LETTER_QUEUE) == ["garbage"]
+
+
+def form(index: int) -> str:
+    """The order to work a row, by turns as versions without limits of hosts write it, and as those
+    with them do."""
+    ids = f'"job_id":"{JOB}","run_id":"{RUN}","task_id":"{RUN}-{index}"'
+    more = '"version":2,"host":"a.example:80"' if index % 2 else '"version":1'
+    return f'{{"type":"task",{ids},{more}}}'
+
+
+@pytest.mark.slow
+async def test_old_and_new_workers_side_by_side_lose_no_message_and_make_none_a_dead_letter(
+    bench: SqsBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, old = 40, bench.process()
+    await bench.queues.send_tasks(JOB, RUN, bench.rows.write(RUN, 0))
+    await looks(bench, bench.queues, QUEUE)
+    where = f"{run_queue(RUN)}-1"
+    for first in range(0, count, 10):
+        await send(bench, where, *({"MessageBody": form(one)} for one in range(first, first + 10)))
+
+    worked: dict[str, list[str]] = {"old": [], "new": []}
+    sides = [("old", old, 1), ("new", bench.queues, 2)]
+    for _ in range(20):
+        sides.reverse()
+        for name, queues, version in sides:
+            monkeypatch.setattr(sqs_messages, "MESSAGE_VERSION", version)
+            found = await queues.receive(QUEUE, limit=4, visibility=20)
+            worked[name] += [_task(delivery) for delivery in found]
+            await queues.delete(QUEUE, [delivery.receipt for delivery in found])
+        await bench.advance(20)
+
+    assert sorted(worked["old"] + worked["new"]) == sorted(f"{RUN}-{n}" for n in range(count))
+    assert {int(one.rpartition("-")[2]) % 2 for one in worked["old"]} == {0}
+    assert await bodies(bench, where) == await bodies(bench, DEAD_LETTER_QUEUE) == []
+
+
+def _task(delivery: Delivery) -> str:
+    assert isinstance(delivery.message, TaskMessage)
+    return delivery.message.task_id

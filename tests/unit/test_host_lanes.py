@@ -521,3 +521,46 @@ async def test_a_slow_answer_of_the_pacing_stops_no_host() -> None:
             await bench.submit("a", 20, hosts=(A,), lanes=lanes)
             await bench.clock.advance(10.0)
             assert len(bench.starts) >= 9
+
+
+Halting = Callable[[World], object]
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()], ids=["host lane", "run queue"])
+@pytest.mark.parametrize(
+    "halting",
+    [
+        lambda bench: bench.dispatcher.halt("a"),
+        lambda bench: bench.pause.hear(bench.clock.now()),
+        lambda bench: bench.dispatcher.stop(),
+    ],
+    ids=["run", "fleet", "worker"],
+)
+async def test_no_call_begins_once_a_worker_knows_that_none_may(
+    lanes: tuple[str, ...], halting: Halting
+) -> None:
+    for moment in (1.92, 1.97, 2.3, 2.6):  # starts are due at 2.0 and 2.67
+        bench = world(rate=1.5)
+        async with bench.running():
+            await bench.submit("a", 20, hosts=(A,), lanes=lanes)
+            await bench.clock.advance(moment)
+            halted_at = bench.clock.monotonic()
+            halting(bench)
+            await bench.clock.advance(3.0)
+            assert starts_of(bench)
+            assert max(starts_of(bench)) <= halted_at
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()], ids=["host lane", "run queue"])
+async def test_a_message_that_waits_for_a_slot_is_not_begun_once_its_run_is_halted(
+    lanes: tuple[str, ...],
+) -> None:
+    bench = world(rate=40.0, seconds=1.5)  # more than the slots can take
+    async with bench.running():
+        await bench.submit("a", 90, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(2.6)
+        halted_at = bench.clock.monotonic()
+        bench.dispatcher.halt("a")
+        await bench.clock.advance(4.0)
+        assert starts_of(bench)
+        assert max(starts_of(bench)) <= halted_at

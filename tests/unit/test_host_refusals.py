@@ -194,12 +194,14 @@ async def test_a_host_that_names_no_time_gets_half_as_much(api: Api, server: Raw
         return (await api.binding.pacing.state([key])).get(key, HostState()).ceiling
 
     refusing = await workers.work(*[asking(server, 429)] * 2, max_attempts=1)
-    await refusing.handle(0)
+    told = [(await refusing.handle(0)).waiting]
     assert await ceiling() == 4
     await api.clock.advance(0.1)
-    await refusing.handle(1)
+    told.append((await refusing.handle(1)).waiting)
     assert await ceiling() == 2
-    assert [row["waiting"]["reason"] for row in await refusing.rows()] == ["load_refusal"] * 2
+    # The site refuses, and no gateway under load.
+    assert [row["waiting"]["reason"] for row in await refusing.rows()] == ["host_limit"] * 2
+    assert told == [WaitReason.HOST_LIMIT] * 2
 
     await workers.aclose()
 

@@ -11,7 +11,8 @@ import pytest
 from zenrows.batch.models import Run
 
 from conveyor.aio.outages import Outage, Outages
-from conveyor.ports.gateway import Shared
+from conveyor.domain.model import Problem, TaskFailure
+from conveyor.ports.gateway import Absence, ScrapeFailed, Shared
 from conveyor.testing.clock import FakeClock
 from tests.unit.outage_world import LeavingGateway, OutageWorld, outage_world
 
@@ -196,3 +197,22 @@ async def test_slow_targets_of_direct_fetches_are_no_gateway() -> None:
     await clock.advance(60.0)
 
     assert outages.now() == []
+
+
+async def test_a_clock_that_is_set_makes_no_outage_longer_or_shorter() -> None:
+    clock = FakeClock()
+    outages = Outages(clock)
+
+    def waited() -> float:
+        problem = Problem("gateway_unreachable", "Gateway unreachable", 502)
+        failed = ScrapeFailed(problem, TaskFailure.GATEWAY_ERROR, retryable=True)
+        failed.absence = Absence(Shared.GATEWAY)
+        outages.judge(failed)
+        assert failed.is_spared
+        return (clock.now() - failed.waits_since) / 1_000
+
+    assert waited() == 0
+    for seconds in (86_400, -2 * 86_400):
+        clock.shift(seconds)
+        await clock.advance(5.0)
+    assert waited() == 10

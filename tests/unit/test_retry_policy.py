@@ -37,7 +37,9 @@ def make_job(max_attempts: int = 3) -> Job:
     )
 
 
-def make_task(clock: FakeClock, *, attempts: int = 0, waiting_since: int = 0) -> Task:
+def make_task(
+    clock: FakeClock, *, attempts: int = 0, waiting_since: int = 0, not_before: int = 0
+) -> Task:
     return Task(
         run_id="01J00000000000000000000001",
         task_id="0000000AAAAAAAAAAAAAAAAAAA",
@@ -48,6 +50,7 @@ def make_task(clock: FakeClock, *, attempts: int = 0, waiting_since: int = 0) ->
         updated_at=clock.now(),
         attempts=attempts,
         waiting_since=waiting_since,
+        not_before=not_before,
     )
 
 
@@ -112,8 +115,8 @@ async def test_a_throttled_call_burns_no_attempt_until_its_deadline() -> None:
     assert not early.burns_attempt
     assert early.recorded
     assert early.since == clock.now()
-    task = msgspec.structs.replace(task, waiting_since=early.since)
     await clock.advance(59)
+    task = msgspec.structs.replace(task, waiting_since=early.since, not_before=clock.now())
     again = verdict()
     assert isinstance(again, Retry)
     assert again.since == early.since
@@ -187,8 +190,8 @@ async def test_a_postponed_call_is_put_off_until_the_deadline(waiting: WaitReaso
     await clock.advance(90)
     since = clock.now()
     assert verdict() == Deferred(since + 11, waiting, since)
-    task = msgspec.structs.replace(task, waiting_since=since)
     await clock.advance(59)
+    task = msgspec.structs.replace(task, waiting_since=since, not_before=clock.now())
     assert verdict() == Deferred(clock.now() + 11, waiting, since)
     failure.sent = 1
     for receives in (RECORDED, RECORDED + 1):
@@ -238,7 +241,8 @@ async def test_an_outage_counts_from_its_begin_and_not_from_before_its_task() ->
 async def test_a_task_may_stand_in_the_line_of_its_host_for_longer_than_its_deadline() -> None:
     clock = FakeClock()
     await clock.advance(100)
-    task = msgspec.structs.replace(make_task(clock, attempts=0), waiting_since=clock.now() - 90_000)
+    now = clock.now()
+    task = make_task(clock, waiting_since=now - 90_000, not_before=now)
     rules = RetryPolicy(clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
     event = Event(kind=EventKind.ATTEMPT, attempt=1, started_at=clock.now(), ended_at=clock.now())
     for waiting, verdict in (
@@ -248,3 +252,98 @@ async def test_a_task_may_stand_in_the_line_of_its_host_for_longer_than_its_dead
         put_off = Postponed(PROBLEM, TaskFailure.RATE_LIMITED, retry_after=9.0, waiting=waiting)
         decided = rules.decide(put_off, task, make_job(), event=event, receives=9)
         assert isinstance(decided, verdict)
+
+
+class Refused:
+    """A task that is refused again and again, by whatever `failure` says, with a deadline of 60
+    seconds. Each refusal is judged a moment after its task was begun."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.task = make_task(clock)
+
+    async def meets(self, failure: ScrapeFailed, *, after: float = 0.0) -> bool:
+        """Be refused `after` seconds; return whether the task goes on."""
+        await self.clock.advance(after)
+        now = self.clock.now()
+        event = attempt_event(self.task, failure, started_at=now, ended_at=now)
+        rules = RetryPolicy(self.clock, base=1.0, cap=8.0, rate_limit_deadline=60.0)
+        verdict = rules.decide(failure, self.task, make_job(), event=event, receives=9)
+        if isinstance(verdict, Failed):
+            return False
+        self.task = msgspec.structs.replace(
+            self.task, waiting_since=verdict.since, not_before=verdict.not_before
+        )
+        return True
+
+
+def refusal(retry_after: float = 5.0) -> ScrapeFailed:
+    return ScrapeFailed(
+        PROBLEM,
+        TaskFailure.RATE_LIMITED,
+        retryable=True,
+        retry_after=retry_after,
+        burns_attempt=False,
+    )
+
+
+def put_off(waiting: WaitReason, seconds: float = 5.0) -> Postponed:
+    return Postponed(PROBLEM, TaskFailure.RATE_LIMITED, retry_after=seconds, waiting=waiting)
+
+
+@pytest.mark.parametrize(
+    "refused", [refusal(), put_off(WaitReason.HOST_RETRY_AFTER)], ids=["answer", "closed host"]
+)
+async def test_the_deadline_counts_from_the_first_refusal_and_no_line(
+    refused: ScrapeFailed,
+) -> None:
+    task = Refused(FakeClock())
+    for _ in range(40):
+        assert await task.meets(put_off(WaitReason.HOST_LIMIT), after=5)
+
+    assert await task.meets(refused, after=5)
+    first = task.clock.now()
+    assert task.task.waiting_since == first
+    # A line after a refusal does not count either.
+    for _ in range(40):
+        assert await task.meets(put_off(WaitReason.HOST_LIMIT), after=5)
+    assert await task.meets(refused, after=5)
+    while await task.meets(refused, after=5):
+        pass
+    assert task.clock.now() - first == 40 * 5_000 + 60_000
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [refusal(), put_off(WaitReason.HOST_RETRY_AFTER), put_off(WaitReason.OUTAGE)],
+    ids=["answer", "closed host", "outage"],
+)
+async def test_of_a_time_in_which_nobody_began_a_task_a_quarter_of_the_deadline_counts(
+    refused: ScrapeFailed,
+) -> None:
+    task = Refused(FakeClock())
+    assert await task.meets(refused, after=5)
+    # Its run was paused for a day, or no worker was there.
+    goes_on = [await task.meets(refused, after=86_400) for _ in range(4)]
+    assert goes_on[:2] == [True, True]
+    assert not goes_on[3]
+
+
+async def test_an_outage_that_lasts_counts_whoever_was_not_begun_meanwhile() -> None:
+    task = Refused(FakeClock())
+    away = ScrapeFailed(PROBLEM, TaskFailure.GATEWAY_ERROR, retryable=True)
+    away.is_spared, away.sent, away.waits_since = True, 0, task.clock.now()
+    assert await task.meets(away, after=1)
+    assert not await task.meets(away, after=86_400)
+
+
+async def test_a_clock_that_was_set_back_makes_no_task_fail_or_wait_for_longer() -> None:
+    task = Refused(FakeClock())
+    ahead = task.clock.now() + 3_600_000
+    task.task = msgspec.structs.replace(task.task, waiting_since=ahead, not_before=ahead + 5_000)
+    assert await task.meets(refusal(), after=5)
+    assert task.task.waiting_since == task.clock.now()
+    first = task.clock.now()
+    while await task.meets(refusal(), after=5):
+        pass
+    assert task.clock.now() == first + 60_000

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,9 @@ class Fleet:
         self.permits = MemoryPermits(self.clock)
         self.workers: list[RobotsGateway] = []
 
-    def worker(self) -> RobotsGateway:
+    def worker(self, *, lease: float = 30.0) -> RobotsGateway:
         gateway = DirectGateway(self.clock, allow_private=True)
-        made = RobotsGateway(gateway, self.files, self.permits, self.clock, lease=30.0)
+        made = RobotsGateway(gateway, self.files, self.permits, self.clock, lease=lease)
         self.workers.append(made)
         return made
 
@@ -279,6 +280,38 @@ async def test_a_host_that_cannot_be_reached_is_a_failure_of_the_call(fleet: Fle
             await fleet.clock.advance(UNREACHED)
 
 
+@contextmanager
+def deaf() -> Iterator[str]:
+    """The URL of a host that does not take connections: nothing refuses them, nothing answers."""
+    with ExitStack() as opened:
+        server = opened.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):  # what waits to be accepted fills the queue
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/a"
+
+
+async def test_a_host_that_takes_no_connection_is_a_failure_of_the_call(fleet: Fleet) -> None:
+    worker = fleet.worker(lease=1.2)
+    failures: list[Success | ScrapeFailed] = []
+
+    async def call() -> None:
+        failures.append(await fleet.get(worker, url))
+
+    with deaf() as url:
+        await fleet.all(call)
+        await fleet.all(call)  # it hears of the first one's
+    for failed in failures:
+        assert isinstance(failed, ScrapeFailed)
+        assert not isinstance(failed, Postponed)
+        assert (failed.problem.code, failed.failure) == ("timeout", TaskFailure.TIMEOUT)
+        assert failed.retryable
+        assert failed.burns_attempt
+
+
 async def test_a_file_that_hangs_is_asked_for_once_while_calls_are_put_off(fleet: Fleet) -> None:
     hanging = HangingSite()
     hanging.due = anyio.Event()
@@ -431,6 +464,25 @@ async def test_a_delay_lowers_the_rate_of_the_caller_for_the_fleet(api: Api) -> 
         await api.clock.advance(outcome.hide_for)
         assert (await work.handle(0)).hide_for is None
         assert site.asked == [FILE, "/a"]
+
+
+async def test_a_task_that_was_put_off_for_a_delay_is_not_put_off_by_the_next_worker_too(
+    api: Api,
+) -> None:
+    async with (
+        running(Site("User-agent: *\nCrawl-delay: 7\n")) as site,
+        heeding(api) as (gateway, hosts),
+        heeding(api) as (others_gateway, others_hosts),
+    ):
+        work = await work_on(api, gateway, site.url("/a"), hosts=hosts, **POLITE)
+        other = await work_on(api, others_gateway, site.url("/b"), hosts=others_hosts, **POLITE)
+        put_off = (await work.handle(0)).hide_for
+        assert put_off is not None
+        [task] = await api.tasks_of(work.run_id)
+        assert task.waiting_since == 0, "nobody has refused it"
+        await api.clock.advance(put_off + 0.001)
+        other.deliveries = work.deliveries
+        assert (await other.handle(0)).hide_for is None
 
 
 async def test_a_failing_file_closes_the_host_for_the_caller(api: Api) -> None:

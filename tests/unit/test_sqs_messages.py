@@ -126,6 +126,22 @@ def test_a_message_without_a_host_is_the_one_that_versions_before_sent() -> None
         assert json.loads(sent)["version"] == 1
 
 
+OLD_FORM = f'{{"type":"task","job_id":"{ID}","run_id":"{ID}","task_id":"{ID}","version":1}}'
+NEW_FORM = OLD_FORM.replace('"version":1', '"version":2,"host":"a.example:80"')
+
+
+def test_the_forms_of_old_and_new_messages_are_these_bytes_for_every_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, new = TaskMessage(ID, ID, ID), task_message(ID, ID, ID, "a.example:80")
+    for form, message in ((OLD_FORM, old), (NEW_FORM, new)):
+        assert entry(message, delay=0, now=NOW)["MessageBody"] == form
+        assert read(received(form)) == message
+    monkeypatch.setattr(sqs_messages, "MESSAGE_VERSION", 1)
+    assert read(received(OLD_FORM)) == old
+    assert read(received(NEW_FORM)) == UnreadableMessage(OF_ANOTHER_VERSION)
+
+
 def test_versions_without_limits_of_hosts_leave_messages_with_a_host_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from conveyor.aio.resilience import FIRST_PAUSE, HIDING
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Format, Problem, TaskFailure, TaskStatus, WaitReason
+from conveyor.domain.task_rules import Deferred
 from conveyor.engine.telemetry import Telemetry
 from conveyor.handlers.retry_policy import RetryPolicy
 from conveyor.handlers.task import SUSPECT_PAUSE, TaskHandler
@@ -330,6 +331,24 @@ async def test_a_body_that_cannot_be_kept_costs_one_call_and_no_attempt(
     assert task.wait_at(api.clock.now()) is WaitReason.OUTAGE
     hidden_for = HIDING.delay(delivery.receive_count)
     assert task.not_before == api.clock.now() + round(hidden_for * 1_000)
+
+
+async def test_a_call_that_was_answered_ends_the_refusals_though_its_body_was_lost(
+    api: Api,
+) -> None:
+    _, handler, delivery = await work_unkept(api, UNKEPT[0])
+    assert isinstance(delivery.message, TaskMessage)
+    run_id, task_id = delivery.message.run_id, delivery.message.task_id
+    since = api.clock.now()
+    refused = Deferred(since + 1, WaitReason.HOST_RETRY_AFTER, since)
+    await api.settle(await api.claim(run_id, task_id), refused)
+    await api.clock.advance(1.0)
+
+    with pytest.raises(ResultLost):
+        await handler.handle(delivery, calm)
+
+    [task] = await api.tasks_of(run_id)
+    assert (task.waiting, task.waiting_since) == (WaitReason.OUTAGE, 0)
 
 
 async def test_a_trial_is_made_now_and_then_and_a_body_that_is_kept_ends_it(api: Api) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,6 +14,7 @@ from conveyor.ports.queues import MOST_HOST_QUEUES
 from conveyor.records.task_sending import LEAST_ROWS, TaskSender
 from conveyor.service.context import NO_LIMITS
 from conveyor.testing.clock import FakeClock
+from tests.architecture.source import read_modules
 
 MANNERS = Politeness(per_host=2)
 EVERY_HOST = HostPolicies(lambda: HostRules(limit=3))
@@ -182,3 +184,37 @@ async def test_a_url_that_cannot_be_read_has_no_host_and_no_queue() -> None:
     )
     [(_, of_tasks, lanes)] = store.sent
     assert (of_tasks[0], of_tasks[-1], lanes) == ("", "h.example:443", ("h.example:443",))
+
+
+MAKERS = {"TaskMessage", "task_message", "task_messages", "send_tasks", "has_policy"}
+"""Words of whatever makes orders to work tasks, or hands them on."""
+SENDERS = {
+    "dev.binding": {"has_policy"},
+    "dev.queues": {"has_policy"},
+    "dev.run_queue": {"task_message"},
+    "handlers.task": {"TaskMessage"},
+    "ports.queues": {"TaskMessage", "task_message"},
+    "prod.binding": {"has_policy"},
+    "prod.sqs.queues": {"has_policy", "task_messages"},
+    "records.task_sending": {"send_tasks"},
+    "simulation.process": {"has_policy"},
+    "simulation.queues": {"has_policy", "send_tasks", "task_messages"},
+    "simulation.simulate": {"send_tasks"},
+    "testing.faults": {"send_tasks"},
+}
+"""The modules that do so, each of which has been looked at: an adapter of queues names the hosts of
+what it refills from the rows if the run `has_policy`, everybody else asks the sender of references,
+and the handler sends none: it only tells of an end."""
+
+
+def test_whatever_sends_references_names_the_hosts_where_a_policy_holds() -> None:
+    found: dict[str, set[str]] = {}
+    for module in read_modules().values():
+        for node in ast.walk(module.tree):
+            called = node.func if isinstance(node, ast.Call) else node
+            word = called.attr if isinstance(called, ast.Attribute) else ""
+            if isinstance(node, ast.Call) and isinstance(called, ast.Name):
+                word = called.id
+            if word in MAKERS:
+                found.setdefault(module.name.partition(".")[2], set()).add(word)
+    assert found == SENDERS

@@ -21,9 +21,11 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.queues import (
     MAX_BATCH,
     Delivery,
+    HasPolicy,
     Message,
     QueueMissing,
     TaskMessage,
+    no_policy,
     run_queues,
     task_messages,
 )
@@ -137,7 +139,8 @@ SENT_AT_ONCE = 8
 class SqsQueues:
     """The queues port. Belongs to one event loop.
 
-    `tasks` finds the references that refill a queue. `long_polls`: concurrent calls that wait for
+    `tasks` finds the references that refill a queue; those of a run that `has_policy` name their
+    hosts. `long_polls`: concurrent calls that wait for
     messages; receives beyond them poll once a second.
     """
 
@@ -155,6 +158,7 @@ class SqsQueues:
         self._aws = aws
         self._clock = clock
         self._tasks = tasks
+        self.has_policy: HasPolicy = no_policy
         self._registry = QueueRegistry(
             aws, clock, generations, environment=environment, max_receives=max_receives
         )
@@ -271,9 +275,10 @@ class SqsQueues:
         self, job_id: str, run_id: str, lanes: Sequence[str], queues: Sequence[str]
     ) -> None:
         """Send the references that belong into some queues of a run."""
+        named = bool(lanes) or await self.has_policy(run_id)
         after = -1
         while references := await self._tasks.unfinished_after(run_id, after, REFILL):
-            hosts = await self._tasks.task_hosts(run_id, references) if lanes else ()
+            hosts = await self._tasks.task_hosts(run_id, references) if named else ()
             parts = task_messages(job_id, run_id, references, hosts, lanes)
             for queue in queues:
                 await self._send(queue, self._entries(parts.get(queue, ())))
