@@ -10,13 +10,18 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import sqlite3
+import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from conveyor.dev.sqlite import schema
+from conveyor.dev.sqlite.schema import STEPS
 from conveyor.ports.handler import UNEXPECTED_LOGGER
 from tests.conformance import emulators
 
@@ -25,6 +30,30 @@ _MISSING = "missing_services"
 # A busy machine makes no example wrong that takes long on it.
 hypothesis.settings.register_profile("conveyor", deadline=None)
 hypothesis.settings.load_profile("conveyor")
+
+
+_MAKING = threading.Lock()
+
+
+def _migrate_by_pages(connection: sqlite3.Connection) -> None:
+    """Bring a new file to the schema by the pages of one that took all steps, once in this process:
+    statement by statement it is most of what a short test over a store costs."""
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    if version or schema.STEPS is not STEPS:
+        schema.migrate(connection)
+        return
+    with _MAKING:
+        _migrated().backup(connection)
+
+
+@cache
+def _migrated() -> sqlite3.Connection:
+    made = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    schema.migrate(made)
+    return made
+
+
+pytest.MonkeyPatch().setattr("conveyor.dev.sqlite.store.migrate", _migrate_by_pages)
 
 
 # What is collected lives to the end, and so does nearly all that is imported. The collector of
