@@ -20,13 +20,26 @@ from conveyor.simulation import (
     PermitsRestartEmpty,
     Report,
     Scenario,
+    World,
     simulate,
 )
 
 LIMIT, RATE, HOSTS = 3, 8.0, 20
 
 
-def fleet(seed: int, *, tasks: int = 200, rate: float = RATE, faulty: bool = True) -> Report:
+SHORT = replace(REALISTIC, gateway=Latency(0.2, 0.6))
+"""Calls so short that a host has room for more of them than its rate lets start."""
+
+
+def fleet(
+    seed: int,
+    *,
+    tasks: int = 200,
+    rate: float = RATE,
+    hosts: int = HOSTS,
+    world: World = REALISTIC,
+    faulty: bool = True,
+) -> Report:
     faults = (
         Kill(worker=1, at=6.0, back_after=3.0),
         PermitsRestartEmpty(at=9.0),
@@ -35,11 +48,11 @@ def fleet(seed: int, *, tasks: int = 200, rate: float = RATE, faulty: bool = Tru
     )
     return simulate(
         Scenario(
-            world=REALISTIC,
+            world=world,
             policy="reserve",
             jobs=(JobPlan(tasks=tasks, cap=60), JobPlan(tasks=tasks, cap=60)),
             workers=4,
-            hosts=HOSTS,
+            hosts=hosts,
             host_limit=LIMIT,
             host_rate=rate,
             clock_skew=30.0 if faulty else 0.0,
@@ -61,6 +74,21 @@ def assert_within_limits(report: Report, *, rate: float = RATE) -> None:
 )
 def test_no_host_gets_more_than_its_limits_in_spite_of_faults(seed: int) -> None:
     assert_within_limits(fleet(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "tasks"), [(0, 400), pytest.param(1, 1_000, marks=pytest.mark.extended)]
+)
+def test_no_host_gets_more_starts_than_its_rate_in_spite_of_faults(seed: int, tasks: int) -> None:
+    report = short(seed, tasks)
+    assert_within_limits(report)
+    assert report.host_starts == RATE, "the rate is reached"
+
+
+def short(seed: int, tasks: int) -> Report:
+    """A fleet of short calls to few hosts, at work until after the last fault."""
+    return fleet(seed, tasks=tasks, hosts=5, world=SHORT)
 
 
 @pytest.mark.slow
@@ -188,6 +216,7 @@ def test_two_hundred_fleets_stay_within_the_limits_of_hosts(first: int) -> None:
     for seed in range(first, first + 20):
         assert_within_limits(fleet(seed))
         assert_within_limits(fleet(seed, tasks=1_000))
+        assert_within_limits(short(seed, 1_000 if seed % 2 else 400))
 
 
 def test_without_limits_hosts_cost_nothing() -> None:
