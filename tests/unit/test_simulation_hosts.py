@@ -115,6 +115,23 @@ def test_a_host_of_short_calls_is_busy_from_the_first_on() -> None:
     assert report.elapsed_s <= 1.25 * 100 * 0.1 / 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.extended)])
+def test_workers_whose_messages_wait_no_more_take_no_permit_from_others(seed: int) -> None:
+    report = simulate(
+        Scenario(
+            world=replace(REALISTIC, gateway=Latency(0.2, 0.0)),
+            policy="reserve",
+            jobs=(JobPlan(tasks=140, cap=100),),
+            workers=4,
+            host_limit=LIMIT,
+            seed=seed,
+        )
+    )
+    assert (report.completed, report.host_peak) == (140, LIMIT)
+    assert report.elapsed_s <= 1.5 * 140 * 0.2 / LIMIT
+
+
 def lanes(*, tasks: int, hosts: int, skew: float = 0.0, cap: int = 400) -> Report:
     """A run that is large enough for its first hosts to have queues of their own."""
     report = simulate(
