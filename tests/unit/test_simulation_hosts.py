@@ -204,7 +204,8 @@ def test_no_worker_calls_a_host_that_has_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_host_that_refuses_slows_no_other() -> None:
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_host_that_refuses_slows_no_other(is_silent: bool) -> None:
     def ends(*faults: HostRefuses, jobs: int) -> float:
         report = simulate(
             Scenario(
@@ -222,7 +223,8 @@ def test_a_host_that_refuses_slows_no_other() -> None:
         return ended
 
     alone = ends(jobs=1)
-    assert ends(HostRefuses(1, at=1.0, seconds=60.0), jobs=2) <= 1.05 * alone
+    refuses = HostRefuses(1, at=1.0, seconds=60.0, is_silent=is_silent)
+    assert ends(refuses, jobs=2) <= 1.05 * alone
 
 
 @pytest.mark.full
