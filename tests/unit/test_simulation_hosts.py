@@ -230,6 +230,7 @@ def test_a_host_that_refuses_slows_no_other(is_silent: bool) -> None:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.extended
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_two_hundred_fleets_stay_within_the_limits_of_hosts(first: int) -> None:
     for seed in range(first, first + 20):
