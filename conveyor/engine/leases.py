@@ -242,6 +242,13 @@ class JobLease:
         self.is_full = False
         self.chunk = min(slots, 2 * self.chunk)
 
+    def want_no_more(self) -> None:
+        """Have the ledger know once no message here waits for a permit of a host: others would hand
+        theirs over as long as it counts this worker among those that want some."""
+        if self.of_host and self.wants and not (self.knocking or self.lanes):
+            self.wants = False
+            self.dirty = True
+
     def forfeit(self) -> None:
         """Stop using all permits; the ledger takes them back by itself."""
         self.permits = self.guests = self.stale = 0

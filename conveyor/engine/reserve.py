@@ -250,6 +250,7 @@ class ReservePolicy:
                 lease.forfeit()
                 fenced += lease.lanes
             lease.shed_stale()
+            lease.want_no_more()
             if self.draining:
                 lease.shed_idle(now, keep=0, after=0.0)
             else:

@@ -217,11 +217,12 @@ class GatewayDown:
 @dataclass(frozen=True, slots=True)
 class HostRefuses:
     """A host (from 0, or that of a job where each has its own) refuses calls for a time, with a
-    Retry-After."""
+    Retry-After unless it `is_silent`."""
 
     host: int
     at: float
     seconds: float
+    is_silent: bool = False
 
     def __post_init__(self) -> None:
         check_count("HostRefuses.host", self.host, least=0)
@@ -233,7 +234,8 @@ class HostRefuses:
         await fleet.until(self.at)
         for is_shared in (True, False):
             name = host_and_port(host_url(self.host, is_shared=is_shared))
-            fleet.gateway.hosts.of(name).refuse(fleet.time.seconds(), self.seconds)
+            load = fleet.gateway.hosts.of(name)
+            load.refuse(fleet.time.seconds(), self.seconds, is_silent=self.is_silent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,8 @@ class Load:
 class HostLoad:
     """The calls of one host: `peak` is the most in flight, `most_starts` the most that began within
     WINDOW, `starts` all that began, `seconds` the time spent in calls up to the last of them. It
-    refuses calls until `refuses_until`, and has said so since `told_at`; `uninvited` calls began
-    all the same, later than NEWS."""
+    refuses calls until `refuses_until`, and has told of that since `told_at` unless it `is_silent`;
+    `uninvited` calls began all the same, later than NEWS."""
 
     __slots__ = (
         "_at",
@@ -96,6 +96,7 @@ class HostLoad:
         "_spent",
         "first",
         "in_flight",
+        "is_silent",
         "last",
         "most_starts",
         "peak",
@@ -112,6 +113,7 @@ class HostLoad:
         self._spent = self._at = self.first = self.last = self.seconds = 0.0
         self.refuses_until = -math.inf
         self.told_at = math.inf
+        self.is_silent = False
 
     def begin(self, now: float) -> None:
         """Note a call that begins."""
@@ -131,14 +133,15 @@ class HostLoad:
         """Note a call that ends."""
         self._move(now, -1)
 
-    def refuse(self, now: float, seconds: float) -> None:
+    def refuse(self, now: float, seconds: float, *, is_silent: bool = False) -> None:
         """Refuse all calls for a time."""
         self.refuses_until, self.told_at = now + seconds, math.inf
+        self.is_silent = is_silent
 
     def tell(self, now: float) -> float:
         """Return for how long calls are refused, as the answer to one; 0 if they are not."""
         left = max(0.0, self.refuses_until - now)
-        if left:
+        if left and not self.is_silent:
             self.told_at = min(self.told_at, now)
         return left
 
@@ -182,9 +185,11 @@ class HostLoads:
 
     def tell(self, url: str) -> HostRefusal | None:
         """Return the refusal of a call, if its host refuses calls."""
-        host = host_and_port(url)
-        seconds = self.of(host).tell(self._time.seconds())
-        return HostRefusal(host, seconds) if seconds else None
+        load = self.of(host := host_and_port(url))
+        seconds = load.tell(self._time.seconds())
+        if not seconds:
+            return None
+        return HostRefusal(host, None if load.is_silent else seconds)
 
     @property
     def peak(self) -> int:

@@ -46,6 +46,8 @@ def test_no_site_ever_has_more_than_its_limits(tmp_path: Path) -> None:
                 permit_lease=10,
                 heartbeat=2,
                 visibility_timeout=60,
+                sweep_interval=5,
+                quiet_after=30,
             )
         )
         caller = stack.enter_context(Caller(fleet.api))

@@ -24,8 +24,8 @@ class LoggingSite(ThreadingHTTPServer):
 
     request_queue_size = 256
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, handler: type[BaseHTTPRequestHandler] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or _Handler)
         self.origin = f"http://127.0.0.1:{self.server_port}"
         self.starts: list[float] = []
         self.peak = self._here = 0

@@ -20,13 +20,26 @@ from conveyor.simulation import (
     PermitsRestartEmpty,
     Report,
     Scenario,
+    World,
     simulate,
 )
 
 LIMIT, RATE, HOSTS = 3, 8.0, 20
 
 
-def fleet(seed: int, *, tasks: int = 200, rate: float = RATE, faulty: bool = True) -> Report:
+SHORT = replace(REALISTIC, gateway=Latency(0.2, 0.6))
+"""Calls so short that a host has room for more of them than its rate lets start."""
+
+
+def fleet(
+    seed: int,
+    *,
+    tasks: int = 200,
+    rate: float = RATE,
+    hosts: int = HOSTS,
+    world: World = REALISTIC,
+    faulty: bool = True,
+) -> Report:
     faults = (
         Kill(worker=1, at=6.0, back_after=3.0),
         PermitsRestartEmpty(at=9.0),
@@ -35,11 +48,11 @@ def fleet(seed: int, *, tasks: int = 200, rate: float = RATE, faulty: bool = Tru
     )
     return simulate(
         Scenario(
-            world=REALISTIC,
+            world=world,
             policy="reserve",
             jobs=(JobPlan(tasks=tasks, cap=60), JobPlan(tasks=tasks, cap=60)),
             workers=4,
-            hosts=HOSTS,
+            hosts=hosts,
             host_limit=LIMIT,
             host_rate=rate,
             clock_skew=30.0 if faulty else 0.0,
@@ -64,6 +77,21 @@ def test_no_host_gets_more_than_its_limits_in_spite_of_faults(seed: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "tasks"), [(0, 400), pytest.param(1, 1_000, marks=pytest.mark.extended)]
+)
+def test_no_host_gets_more_starts_than_its_rate_in_spite_of_faults(seed: int, tasks: int) -> None:
+    report = short(seed, tasks)
+    assert_within_limits(report)
+    assert report.host_starts == RATE, "the rate is reached"
+
+
+def short(seed: int, tasks: int) -> Report:
+    """A fleet of short calls to few hosts, at work until after the last fault."""
+    return fleet(seed, tasks=tasks, hosts=5, world=SHORT)
+
+
+@pytest.mark.slow
 def test_a_message_comes_twice_at_most_for_its_host() -> None:
     report = fleet(0, faulty=False)
     assert_within_limits(report)
@@ -85,6 +113,23 @@ def test_a_host_of_short_calls_is_busy_from_the_first_on() -> None:
     assert (report.completed, report.host_peak) == (100, 2)
     assert report.most_received <= 2
     assert report.elapsed_s <= 1.25 * 100 * 0.1 / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.extended)])
+def test_workers_whose_messages_wait_no_more_take_no_permit_from_others(seed: int) -> None:
+    report = simulate(
+        Scenario(
+            world=replace(REALISTIC, gateway=Latency(0.2, 0.0)),
+            policy="reserve",
+            jobs=(JobPlan(tasks=140, cap=100),),
+            workers=4,
+            host_limit=LIMIT,
+            seed=seed,
+        )
+    )
+    assert (report.completed, report.host_peak) == (140, LIMIT)
+    assert report.elapsed_s <= 1.5 * 140 * 0.2 / LIMIT
 
 
 def lanes(*, tasks: int, hosts: int, skew: float = 0.0, cap: int = 400) -> Report:
@@ -159,7 +204,8 @@ def test_no_worker_calls_a_host_that_has_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_host_that_refuses_slows_no_other() -> None:
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_host_that_refuses_slows_no_other(is_silent: bool) -> None:
     def ends(*faults: HostRefuses, jobs: int) -> float:
         report = simulate(
             Scenario(
@@ -177,17 +223,20 @@ def test_a_host_that_refuses_slows_no_other() -> None:
         return ended
 
     alone = ends(jobs=1)
-    assert ends(HostRefuses(1, at=1.0, seconds=60.0), jobs=2) <= 1.05 * alone
+    refuses = HostRefuses(1, at=1.0, seconds=60.0, is_silent=is_silent)
+    assert ends(refuses, jobs=2) <= 1.05 * alone
 
 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.extended
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_two_hundred_fleets_stay_within_the_limits_of_hosts(first: int) -> None:
     for seed in range(first, first + 20):
         assert_within_limits(fleet(seed))
         assert_within_limits(fleet(seed, tasks=1_000))
+        assert_within_limits(short(seed, 1_000 if seed % 2 else 400))
 
 
 def test_without_limits_hosts_cost_nothing() -> None:
