@@ -433,7 +433,10 @@ class Dispatcher:
                 if woken or not isinstance(plan, Start):
                     self._wake_one()
                 if not isinstance(plan, Start):
-                    await self._ask(plan)
+                    if isinstance(plan, Receive) and plan.look:
+                        self._spawn(partial(self._ask, plan))
+                    else:
+                        await self._ask(plan)
                     woken = False
                     continue
                 if plan.refill is not None:
@@ -450,6 +453,8 @@ class Dispatcher:
         found = self._working.get(plan.delivery.receipt)
         found = found or InHand(plan.lane, plan.delivery, now, plan.received_at)
         found.is_kept = False
+        if found.turn is not None and self._turns is not None:
+            self._turns.join(found.turn)
         return found
 
     def _may_take(self) -> bool:
@@ -519,9 +524,13 @@ class Dispatcher:
         if lane.closed or lane.dropped or self._begins_nothing:
             # The run was paused or ended, or this worker stops or is paused, while the receive was
             # under way.
-            self._planner.free(lane, min(len(received), plan.count))
+            if not plan.look:
+                self._planner.free(lane, min(len(received), plan.count))
             await self._give_back(lane, received)
             await self._tidy(lane)
+            return
+        if plan.look:
+            self._take_aside(lane, received, now)
             return
         if plan.extra and len(received) < plan.count + plan.extra:
             lane.calm_until = now + CALM
@@ -541,6 +550,17 @@ class Dispatcher:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
 
+    def _take_aside(self, lane: Lane, found: Sequence[Delivery], now: float) -> None:
+        """Let messages that a look has found wait for their host, with neither a slot nor a
+        permit."""
+        self._planner.found(lane, len(found))
+        messages = [InHand(lane, one, now, now, is_kept=True) for one in found]
+        for message in messages:
+            self._working[message.delivery.receipt] = message
+        if self.waits is not None:
+            messages = self.waits.let_wait(messages, ())
+        lane.turned.extend(message.delivery for message in messages)
+
     async def _go_on(self, message: InHand, place: float | None) -> None:
         """Hand a message whose host is free to the slots; hide one that has a place in its line."""
         lane = message.lane
@@ -551,7 +571,7 @@ class Dispatcher:
             self._put_off(lane, Outcome(waiting=why), place)
             await self._hide(lane, message.delivery, place)
             await self._free(message)
-        elif lane.host:
+        elif not message.is_kept:
             self._ready.append(message)
         else:
             lane.turned.append(message.delivery)

@@ -49,10 +49,12 @@ class HostWaits:
 
     def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
         """Let those of the messages wait that came and whose host is not free; return the others.
-        Those of one host have `starts`."""
+        Those of one host have `starts`, unless they were found by a look."""
         left = []
         for message, start in zip_longest(messages, starts[: len(messages)]):
-            message.turn = self._turns.turn_of(message.lane, message.delivery, start)
+            message.turn = self._turns.turn_of(
+                message.lane, message.delivery, start, looked=message.is_kept
+            )
             if message.turn is None or self._turns.may_go_on(message.turn):
                 left.append(message)
             else:
@@ -77,7 +79,9 @@ class HostWaits:
         return opens if len(opens) == lane.waiting else None
 
     def _begin(self, message: InHand, turn: Turn) -> None:
-        if message.lane.host:
+        if message.is_kept:
+            message.lane.waiting += 1
+        elif message.lane.host:
             self._planner.wait(message.lane)
         else:
             message.is_kept = True
@@ -117,7 +121,7 @@ class HostWaits:
 
     def _end(self, message: InHand) -> None:
         del self._scopes[message]
-        if message.lane.host:
-            self._planner.wait_no_more(message.lane)
-        else:
+        if message.is_kept:
             message.lane.waiting -= 1
+        else:
+            self._planner.wait_no_more(message.lane)

@@ -275,15 +275,12 @@ class HostPaces:
 
     def askable(self, lane: Lane, most: int, now: float) -> int:
         """Return how many messages, of `most`, may be asked of a lane now: those for which there
-        are starts, or else for which some may be booked. An empty lane is asked for one without a
-        start, which would be lost."""
+        are starts, or else for which some may be booked."""
         pace = self.of(lane)
         if pace is None:
             return most
         if pace.ceiling:
             most = min(most, pace.ceiling - lane.busy + lane.unsettled)
-        if lane.empties:
-            return 0 if now < pace.closed_until else min(most, 1)
         return min(most, pace.usable(now) or pace.wanted(most, now))
 
     def has_starts(self, lane: Lane, now: float) -> bool:
@@ -359,13 +356,15 @@ class HostPaces:
 class Turn:
     """The turn of one message at its host: its pace and its next start.
 
-    One of a queue of many hosts holds permits of `leases` since their `lives`; `scope` is what is
-    cancelled when they are lost. Its call began at `began`; its start was booked at `booked_at`.
+    A `guest`, of a queue of many hosts or found by a look, holds permits of `leases` since their
+    `lives`; `scope` is what is cancelled when they are lost. Its call began at `began`; its start
+    was booked at `booked_at`.
     """
 
     __slots__ = (
         "began",
         "booked_at",
+        "guest",
         "has_come_before",
         "host",
         "lane",
@@ -376,10 +375,11 @@ class Turn:
         "start",
     )
 
-    def __init__(self, lane: Lane, delivery: Delivery) -> None:
+    def __init__(self, lane: Lane, delivery: Delivery, *, guest: bool) -> None:
         message = delivery.message
         assert isinstance(message, TaskMessage)
         self.lane = lane
+        self.guest = guest
         self.host = lane.host or message.host
         self.has_come_before = delivery.receive_count > 1
         self.pace: HostStarts | None = None
@@ -449,12 +449,14 @@ class MessageTurns(HostTurns):
 
     # -- messages that have come --
 
-    def turn_of(self, lane: Lane, delivery: Delivery, start: float | None) -> Turn | None:
-        """Return the turn of a message that came, with its start if it has one; None if no limits
-        can hold for it."""
+    def turn_of(
+        self, lane: Lane, delivery: Delivery, start: float | None, *, looked: bool = False
+    ) -> Turn | None:
+        """Return the turn of a message that came, with its start if it has one, or that was found
+        by a look; None if no limits can hold for it."""
         if not lane.host and not self._paces.hold(lane):
             return None
-        turn = Turn(lane, delivery)
+        turn = Turn(lane, delivery, guest=looked or not lane.host)
         if not turn.host and isinstance(message := delivery.message, TaskMessage):
             # A message of an older version, which may have been here before.
             turn.host = self._learned.get((message.run_id, message.task_id), "")
@@ -472,7 +474,7 @@ class MessageTurns(HostTurns):
         not known before its claim."""
         if turn.pace is None:
             return True
-        if not turn.lane.host:
+        if turn.guest:
             return False
         return turn.start is not None and turn.start - NEAR <= self._clock.monotonic()
 
@@ -482,12 +484,14 @@ class MessageTurns(HostTurns):
 
         Raises ConveyorError(unavailable) if the ledger does not answer.
         """
-        if turn.start is None and turn.lane.host:
+        if turn.start is None and not turn.guest:
             place = await self._wait_for_start(turn)
             if place is not None:
                 return place
         elif turn.start is None:
-            until = math.inf if turn.has_come_before else self._clock.monotonic() + PATIENCE
+            # Of a queue of one host no other message is asked for meanwhile.
+            patient = turn.has_come_before or turn.lane.host
+            until = math.inf if patient else self._clock.monotonic() + PATIENCE
             place = await self._knock(turn, until)
             if place is not None:
                 return place
@@ -496,7 +500,7 @@ class MessageTurns(HostTurns):
         return None
 
     async def _wait_for_start(self, turn: Turn) -> float | None:
-        """Take the next start of a host for a message of its lane that came without one."""
+        """Take the next start of a host for a message that has its permits alone."""
         pace = turn.pace
         assert pace is not None
         while self._clock.monotonic() >= pace.closed_until:
@@ -603,6 +607,18 @@ class MessageTurns(HostTurns):
             await self._permits.give_back(lease)
 
     # -- messages in slots --
+
+    def join(self, turn: Turn) -> None:
+        """Let a message that was found by a look use the permits of its lane, as it takes a slot:
+        they are the ones that it has."""
+        if not turn.lane.host or not turn.guest:
+            return
+        turn.guest = False
+        if turn in self._holding:
+            self._holding.discard(turn)
+            for lease, life in zip(turn.leases, turn.lives, strict=True):
+                lease.guests -= lease.life == life
+            turn.leases = turn.lives = ()
 
     def begin(self, turn: Turn, delivery: Delivery, scope: anyio.CancelScope) -> None:
         """Note that a message is worked in a slot."""

@@ -106,11 +106,12 @@ class Lane:
     are those of them whose host has come free; `waiting` counts all that wait for it, here or with
     a permit. `buffer` holds messages received beyond the permits, each with the moment it came;
     `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
-    counts empty receives in a row, since `empty_since`. The lane is not polled before `not_before`;
-    its queue is lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments
-    are monotonic seconds. A closed lane ends with its last message. The queue of a `dropped` lane
-    is gone, or going, because its run has ended. A claim that was being made when `withdrawals`
-    grew is given up.
+    counts empty receives in a row, since `empty_since`. The empty lane of a host is `looking` while
+    its queue is asked for one message, without a slot or a permit. The lane is not polled before
+    `not_before`; its queue is lost since `lost_since`, if it is, and was last missing at `lost_at`.
+    All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
+    `dropped` lane is gone, or going, because its run has ended. A claim that was being made when
+    `withdrawals` grew is given up.
     """
 
     __slots__ = (
@@ -126,6 +127,7 @@ class Lane:
         "is_control",
         "job_id",
         "kept",
+        "looking",
         "lost_at",
         "lost_since",
         "not_before",
@@ -184,7 +186,7 @@ class Lane:
         self.calm_until = 0.0
         self.not_before = 0.0
         self.turn = 0
-        self.probing = False
+        self.probing = self.looking = False
         self.withdrawals = 0
         self.closed = False
         self.dropped = False
@@ -226,7 +228,13 @@ class Lane:
     @property
     def idle(self) -> bool:
         """True if this worker holds no message of the lane and has asked for no more."""
-        return not (self.busy or self.kept or self.buffer or self.refilling)
+        return not (self.busy or self.kept or self.buffer or self.refilling or self.looking)
+
+    @property
+    def is_looked_at(self) -> bool:
+        """True if the queue of a host is to be asked for one message, with no permit of the host:
+        it seems to be empty."""
+        return bool(self.host) and self.empties > 0
 
     @property
     def only_waits(self) -> bool:

@@ -92,14 +92,17 @@ class ReservePolicy:
         return False
 
     def may_start(self, lane: Lane, now: float) -> bool:
-        """Return True if a permit is idle and still usable."""
-        if not all(self.has_spare(lease, now) for lease in self._leases_of(lane)):
-            return False
-        return lane.room > 0
+        """Return True if a permit is idle and still usable. Those of its host a message that waits
+        for its start has already."""
+        return not self._lacking(lane, now) and lane.room > 0
 
     def may_receive(self, lane: Lane, now: float) -> int:
         """Return the idle permits, within the room that the job's limit leaves; of a lane of one
-        host no more than there are starts, or than can be booked."""
+        host no more than there are starts, or than can be booked. An empty one is looked at while
+        there are permits of the job at all: none is used."""
+        if lane.is_looked_at:
+            is_closed = self.hosts is not None and self.hosts.is_closed(lane, now)
+            return 0 if is_closed or self._lacking(lane, now) else 1
         most = lane.room
         for lease in self._leases_of(lane):
             if not self._usable_at(lease, now):
@@ -129,6 +132,8 @@ class ReservePolicy:
         most = min(free - lane.unsettled, lane.room)
         if lane.host and self.hosts is not None and self.hosts.is_closed(lane, now):
             return 0
+        if lane.is_looked_at:
+            most = min(most, 1)
         lacking = self._lacking(lane, now)
         for lease in lacking:
             if lease.calling or now < lease.cool_until:
@@ -137,8 +142,19 @@ class ReservePolicy:
         return max(0, most) if lacking else 0
 
     def _lacking(self, lane: Lane, now: float) -> list[JobLease]:
-        """Return the leases that have no permit to spare for a lane, the job's first."""
-        return [lease for lease in self._leases_of(lane) if not self.has_spare(lease, now)]
+        """Return the leases that have no permit to spare for a lane, the job's first. A message
+        that waited has the permits of its host; an empty lane of a host needs none of it, and of
+        others none to spare."""
+        leases = self._leases_of(lane)
+        if lane.turned:
+            leases = tuple(lease for lease in leases if not lease.of_host)
+        elif lane.is_looked_at:
+            return [
+                lease
+                for lease in leases
+                if not (lease.of_host or (lease.permits > 0 and self._usable_at(lease, now)))
+            ]
+        return [lease for lease in leases if not self.has_spare(lease, now)]
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Ask for `count` permits of each kind that lacks; stop at the first that is refused."""

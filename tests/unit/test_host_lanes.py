@@ -12,6 +12,7 @@ import pytest
 from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
 from conveyor.engine.hosts import PATIENCE, WAITING_OF_HOST
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.pacing import HostState
 from conveyor.ports.permits import LeaseRequest
 from conveyor.ports.queues import Delivery, TaskMessage, host_queue, run_queue
@@ -352,6 +353,68 @@ async def test_an_empty_lane_keeps_no_permit_of_its_host_from_a_run_elsewhere() 
         await bench.clock.advance(20.0)
         assert len(bench.tasks.done) == 18
         assert bench.tasks.peak[run_queue("b")] == 1
+
+
+def counted(bench: World) -> Counter[str]:
+    """Count the calls of the ledger of starts."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., Awaitable[object]]) -> Callable[..., object]:
+        async def count(*given: object, **named: object) -> object:
+            calls[name] += 1
+            return await call(*given, **named)
+
+        return count
+
+    for name in ("book", "line_up", "state"):
+        setattr(bench.pacing, name, counting(name, getattr(bench.pacing, name)))
+    return calls
+
+
+@pytest.mark.slow
+async def test_lanes_whose_rows_all_wait_cost_the_ledger_next_to_nothing() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(63))
+    bench = world(limit=2, rate=5.0, seconds=0.1)
+    calls = counted(bench)
+    bench.tasks.outcome = lambda _delivery: Outcome(hide_for=60.0)
+    async with bench.running():
+        await bench.submit("a", 63, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(30.0)
+        assert len(bench.starts) == 63
+        before = bench.broken.calls + calls.total()
+        await bench.clock.advance(20.0)
+        assert bench.broken.calls + calls.total() - before <= 200 / 3
+        bench.tasks.outcome = lambda _delivery: ACKNOWLEDGE
+        due = 60.0 + max(moment for moment, _ in bench.starts) + 0.1
+        await bench.clock.advance(due - bench.clock.monotonic() + 6.2)
+        assert len(bench.tasks.done) == 63, "each within the pause, and the wait of its look"
+
+
+async def test_a_message_of_an_empty_lane_waits_for_its_host_without_slot_and_permit() -> None:
+    bench = World(
+        slots=20,
+        duration=lambda delivery: 40.0 if delivery.queue == run_queue("b") else 0.2,
+        workers=2,
+        limits=HostRules(limit=1, rate=10.0),
+    )
+    puts_off = Outcome(hide_for=10.0)
+    bench.tasks.outcome = lambda one: puts_off if one.receive_count == 1 else ACKNOWLEDGE
+    async with bench.running():
+        await bench.submit("a", 1, hosts=(A,), lanes=(A,))
+        await bench.members[1].dispatcher.close_lane("a")
+        await bench.clock.advance(2.0)
+        bench.tasks.outcome = lambda _delivery: ACKNOWLEDGE
+        await bench.submit("b", 1, hosts=(A,))
+        await bench.dispatcher.close_lane("b")
+        await bench.clock.advance(18.0)
+        lane = bench.dispatcher.lanes.of("a")[1]
+        assert (lane.busy, lane.kept, lane.waiting) == (0, 1, 1)
+        assert bench.dispatcher.calling == 0
+        received = bench.received()
+        await bench.clock.advance(30.0)
+        assert len(bench.tasks.done) == 2
+        assert bench.received() == received
+        assert bench.tasks.peak["all"] == 1
 
 
 @pytest.mark.slow
