@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from conveyor.engine.leases import JobLease
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Postponed
 from conveyor.ports.handler import HostTurns
-from conveyor.ports.pacing import HORIZON, Booking, Pacing
+from conveyor.ports.pacing import HORIZON, Booking, HostState, Pacing
 from conveyor.ports.queues import Delivery, TaskMessage
 
 AHEAD = 1.0
@@ -145,7 +145,7 @@ class HostStarts:
 
     def may_ask(self, now: float) -> bool:
         """Tell whether there may be a start for a message: none is booked beyond HORIZON."""
-        return bool(self.starts) or now >= max(self.ask_at, self.last + self.interval - HORIZON)
+        return now >= max(self.ask_at, self.last + self.interval - HORIZON)
 
     def keep(self, start: float) -> None:
         """Have a start in hand that its message cannot wait for."""
@@ -197,6 +197,15 @@ class HostStarts:
             self.booked_at, self.last = now, starts[-1]
         return starts
 
+    def see(self, states: Collection[HostState], now: float) -> None:
+        """Take in what the host has said."""
+        self.seen_at = now
+        self.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
+        closed_for = max((state.closed_for for state in states), default=0.0)
+        if closed_for > 0:
+            self.closed_until = now + closed_for
+            self.starts.clear()
+
     def heed(self, asked: float, now: float) -> None:
         """Take in the interval that robots.txt asks for; with a longer one than was known, drop the
         starts in hand."""
@@ -232,6 +241,8 @@ class HostPaces:
         self._paces: LRUCache[tuple[tuple[str, ...], tuple[HostRule, ...]], HostStarts] = LRUCache(
             MOST_HOSTS
         )
+        # No start under a rule of the server before then, by its key, whichever host asks.
+        self._full_until: LRUCache[str, float] = LRUCache(MOST_HOSTS)
         self._by_lane: dict[Lane, HostStarts | None] = {}
         self._matched_at = clock.monotonic()
 
@@ -256,8 +267,13 @@ class HostPaces:
     def of(self, lane: Lane) -> HostStarts | None:
         """Return the pace of a lane of one host, as of the last look at the rules."""
         if lane not in self._by_lane:
-            self._by_lane[lane] = self.under(lane, lane.host)
+            self._match(lane)
         return self._by_lane[lane]
+
+    def _match(self, lane: Lane) -> None:
+        pace = self._by_lane[lane] = self.under(lane, lane.host)
+        rules = () if pace is None else pace.rules
+        lane.shares_starts = any(rule.rate and rule.name != lane.host for rule in rules)
 
     def forget(self, lane: Lane) -> None:
         """Look after a lane no more."""
@@ -270,7 +286,7 @@ class HostPaces:
         self._matched_at = now
         lanes = list(self._by_lane)
         for lane in lanes:
-            self._by_lane[lane] = self.under(lane, lane.host)
+            self._match(lane)
         return lanes
 
     def askable(self, lane: Lane, most: int, now: float) -> int:
@@ -282,6 +298,26 @@ class HostPaces:
         if pace.ceiling:
             most = min(most, pace.ceiling - lane.busy + lane.unsettled)
         return min(most, pace.usable(now) or pace.wanted(most, now))
+
+    def unseen(self, lane: Lane, now: float) -> int:
+        """Return how many messages to look for in a lane now: one, or where it shares its starts as
+        many as these are enough for, less those in hand."""
+        pace = self.of(lane)
+        if pace is None:
+            return 1
+        most = math.ceil(AHEAD / pace.interval) if lane.shares_starts else 1
+        lacks = most - lane.waiting - len(lane.turned)
+        return 0 if now < pace.closed_until or 2 * lacks < most else lacks
+
+    async def is_open(self, lane: Lane) -> bool:
+        """Tell whether the host of a lane is open; see what it has said if that was never seen."""
+        pace = self.of(lane)
+        if pace is None:
+            return True
+        if pace.seen_at == -math.inf:
+            known = await self.pacing.state(pace.steps)
+            pace.see(known.values(), self._clock.monotonic())
+        return self._clock.monotonic() >= pace.closed_until
 
     def has_starts(self, lane: Lane, now: float) -> bool:
         """Tell whether starts of a lane are in hand that are not over."""
@@ -339,7 +375,18 @@ class HostPaces:
         starts = pace.learn(booking, now)
         if not starts:
             pace.ask_at = now + BOOK_AGAIN * (0.5 + self._clock.random())
+        step = 1 / pace.rules[0].rate if pace.rules[0].rate else 0.0
+        if starts:
+            self._full_until[pace.rules[0].key] = starts[-1] + step - HORIZON
+        elif now >= pace.closed_until and pace.interval <= step:
+            self._full_until[pace.rules[0].key] = pace.ask_at
         return starts
+
+    def may_ask(self, pace: HostStarts, now: float) -> bool:
+        """Tell whether there may be a start for a message of a host, though others may share its
+        starts."""
+        is_full = now < self._full_until.get(pace.rules[0].key, now)
+        return bool(pace.starts) or (not is_full and pace.may_ask(now))
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again for which no message came."""
@@ -539,7 +586,7 @@ class MessageTurns(HostTurns):
             closed_for = pace.closed_until - self._clock.monotonic()
             if closed_for > 0 and (until < math.inf or closed_for > HORIZON):
                 return await self._place(pace)
-            is_due = closed_for <= 0 and pace.may_ask(self._clock.monotonic())
+            is_due = closed_for <= 0 and self._paces.may_ask(pace, self._clock.monotonic())
             if is_due and await self._take_permits(turn, leases):
                 if await self._take_start(turn, pace):
                     return None
@@ -730,14 +777,8 @@ class MessageTurns(HostTurns):
         for lease in leases:
             state = known.get(lease.job_id)
             lease.see(state.ceiling if state else 0, self._clock.monotonic())
-        states = known.values()
-        pace.seen_at = self._clock.monotonic()
+        pace.see(known.values(), self._clock.monotonic())
         self._answer_time = min(PATIENCE, pace.seen_at - asked_at)
-        pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
-        closed_for = max((state.closed_for for state in states), default=0.0)
-        if closed_for > 0:
-            pace.closed_until = pace.seen_at + closed_for
-            pace.starts.clear()
 
     # -- upkeep --
 

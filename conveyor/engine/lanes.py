@@ -106,9 +106,11 @@ class Lane:
     are those of them whose host has come free; `waiting` counts all that wait for it, here or with
     a permit. `buffer` holds messages received beyond the permits, each with the moment it came;
     `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
-    counts empty receives in a row, since `empty_since`. The empty lane of a host is `looking` while
-    its queue is asked for one message, without a slot or a permit. The lane is not polled before
-    `not_before`; its queue is lost since `lost_since`, if it is, and was last missing at `lost_at`.
+    counts empty receives in a row, since `empty_since`; the latest one of a lane that `has_given`
+    brought messages. The lane of a host is `looking` while its queue is asked without a slot or a
+    permit; one that `shares_starts` with other hosts is asked in no other way. The lane is not
+    polled before `not_before`; its queue is lost since `lost_since`, if it is, and was last missing
+    at `lost_at`.
     All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
     `dropped` lane is gone, or going, because its run has ended. A claim that was being made when
     `withdrawals` grew is given up.
@@ -123,6 +125,7 @@ class Lane:
         "dropped",
         "empties",
         "empty_since",
+        "has_given",
         "host",
         "is_control",
         "job_id",
@@ -139,6 +142,7 @@ class Lane:
         "run_id",
         "scopes",
         "share",
+        "shares_starts",
         "task_seconds",
         "turn",
         "turned",
@@ -186,7 +190,7 @@ class Lane:
         self.calm_until = 0.0
         self.not_before = 0.0
         self.turn = 0
-        self.probing = self.looking = False
+        self.probing = self.looking = self.has_given = self.shares_starts = False
         self.withdrawals = 0
         self.closed = False
         self.dropped = False
@@ -232,9 +236,9 @@ class Lane:
 
     @property
     def is_looked_at(self) -> bool:
-        """True if the queue of a host is to be asked for one message, with no permit of the host:
-        it seems to be empty."""
-        return bool(self.host) and self.empties > 0
+        """True if the queue of a host is to be asked with neither permit nor start: it is not known
+        to hold a message, or others might use the start if it holds none."""
+        return bool(self.host) and (self.shares_starts or not self.has_given)
 
     @property
     def only_waits(self) -> bool:
@@ -252,12 +256,14 @@ class Lane:
         """Note that a receive brought messages."""
         self.empties = 0
         self.empty_since = self.lost_since = None
+        self.has_given = True
 
     def found_nothing(self, now: float, *, empties_before: int) -> None:
         """Note that a receive brought nothing. Slots that asked at the same time count it once."""
         if now - self.lost_at >= LOST_FOR:
             self.lost_since = None
         self.empties = min(self.empties, empties_before) + 1
+        self.has_given = False
         if self.empty_since is None:
             self.empty_since = now
 

@@ -104,7 +104,7 @@ class Receive:
 
     `empties` is the lane's count at the time of planning; the receive may wait for `wait` seconds.
     `starts` are those of the messages, where the lane is of one host; None if they are to be booked
-    first. A `look` is for one message, which has neither a slot nor a permit yet.
+    first. A `look` is for messages that have neither a slot nor a permit yet.
     """
 
     lane: Lane
@@ -344,19 +344,17 @@ class Planner:
         self, lane: Lane, count: int, now: float, *, may_wait: bool, buffers: bool
     ) -> Receive:
         """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
-        other for as many as a receive may bring, with their starts."""
+        other for as many as a receive may bring, with their starts: these would pass while it
+        waits."""
         if lane.is_looked_at:
-            return self._look(lane)
+            return self._look(lane, count)
         if not lane.empties:
             extra = 0
             if buffers and self._claims_at_once == 1:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
-            # A start would be lost to a queue that has a message and does not find it.
-            wait = min(self._polling.wait, HOST_WAIT) if lane.host else 0.0
-            starts = self._policy.take(lane, count)
-            return Receive(lane, count, extra=extra, wait=wait, starts=starts)
+            return Receive(lane, count, extra=extra, starts=self._policy.take(lane, count))
         wait = 0.0
         lane.probing = True
         probes = max(1, self._slots // PROBE_SHARE)
@@ -367,14 +365,14 @@ class Planner:
         self._book(lane, 1)
         return Receive(lane, 1, wait=wait, empties=lane.empties)
 
-    def _look(self, lane: Lane) -> Receive:
-        """Look for a message of a host beside the slots; many such looks do not wait, so that each
+    def _look(self, lane: Lane, count: int) -> Receive:
+        """Look for messages of a host beside the slots; many such looks do not wait, so that each
         lane has its turn."""
         lane.looking = True
         self._looks += 1
         waits = 2 * self._looks <= self._slots
         wait = min(self._polling.wait, HOST_WAIT) if waits else 0.0
-        return Receive(lane, 1, wait=wait, empties=lane.empties, look=True)
+        return Receive(lane, count, wait=wait, empties=lane.empties, look=True)
 
     def _book(self, lane: Lane, count: int) -> None:
         lane.busy += count

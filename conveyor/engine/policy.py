@@ -96,6 +96,11 @@ class Policy(Protocol):
         asked for now. Raises ConveyorError if the ledger does not answer."""
         ...
 
+    async def may_look(self, lane: Lane) -> bool:
+        """Tell whether the host of a lane is open, which is to be asked for messages without a
+        start. Raises ConveyorError if the ledger does not answer."""
+        ...
+
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Note that fewer messages came than were asked of the lane of one host; have `starts`
         again that none of them uses."""

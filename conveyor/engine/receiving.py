@@ -65,6 +65,8 @@ class MessageReceiver:
 
         Raises ConveyorError if the queue or the ledger does not answer.
         """
+        if plan.look and not await self._may_look(plan):
+            return None
         if plan.starts is None:
             booked = await self._booked(plan)
             if booked is None:
@@ -101,6 +103,16 @@ class MessageReceiver:
             # The rows of a host that fall due wait no longer than that.
             most = self._polling.pause_cap if lane.host else pause
             lane.rest_until(now + min(pause, most))
+
+    async def _may_look(self, plan: Receive) -> bool:
+        """Tell whether a look may be made; else nothing was asked for."""
+        may_look = False
+        try:
+            may_look = await self._policy.may_look(plan.lane)
+        finally:
+            if not may_look:
+                self._planner.received(plan, 0)
+        return may_look
 
     async def _booked(self, plan: Receive) -> Receive | None:
         """Book the starts of the messages that a plan asks for; ask for no more messages than there

@@ -101,8 +101,9 @@ class ReservePolicy:
         host no more than there are starts, or than can be booked. An empty one is looked at while
         there are permits of the job at all: none is used."""
         if lane.is_looked_at:
-            is_closed = self.hosts is not None and self.hosts.is_closed(lane, now)
-            return 0 if is_closed or self._lacking(lane, now) else 1
+            if self._lacking(lane, now):
+                return 0
+            return 1 if self.hosts is None else self.hosts.unseen(lane, now)
         most = lane.room
         for lease in self._leases_of(lane):
             if not self._usable_at(lease, now):
@@ -213,6 +214,10 @@ class ReservePolicy:
         """Book starts."""
         assert self.hosts is not None
         return await self.hosts.fill(lane, count)
+
+    async def may_look(self, lane: Lane) -> bool:
+        """See what the host has said, once; its bookings tell of it later on."""
+        return self.hosts is None or await self.hosts.is_open(lane)
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again, and hand an idle permit of the host to a worker that wants

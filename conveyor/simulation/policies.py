@@ -192,6 +192,10 @@ class ReceiveFirstPolicy:
         """Nothing: starts are not booked."""
         return ()
 
+    async def may_look(self, lane: Lane) -> bool:
+        """No host is closed."""
+        return True
+
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Nothing was taken."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
 import anyio
@@ -13,7 +13,7 @@ from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
 from conveyor.engine.hosts import PATIENCE, WAITING_OF_HOST
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
-from conveyor.ports.pacing import HostState
+from conveyor.ports.pacing import NOTHING_ELSE, Booking, HostState
 from conveyor.ports.permits import LeaseRequest
 from conveyor.ports.queues import Delivery, TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
@@ -431,7 +431,65 @@ async def test_empty_lanes_leave_the_starts_that_hosts_share_to_those_with_work(
         await bench.clock.advance(5.0)
         before = len(bench.starts)
         await bench.clock.advance(6.0)
-        assert len(bench.starts) - before >= 17, "of 24"
+        assert len(bench.starts) - before >= 23, "of 24"
+
+
+def shared(*, rate: float) -> World:
+    """Hosts that are counted as one."""
+    return World(
+        slots=20,
+        duration=lambda _delivery: 0.1,
+        ledger=BrokenLedger,
+        limits=HostRules(patterns={"*.example": HostPattern(limit=None, rate=rate, together=True)}),
+    )
+
+
+def booked(bench: World) -> list[tuple[str, ...]]:
+    """Note the keys of each start that is booked."""
+    book, keys = bench.pacing.book, []
+
+    async def noting(
+        host: str, interval: float, count: int = 1, *, also: Mapping[str, float] = NOTHING_ELSE
+    ) -> Booking:
+        booking = await book(host, interval, count, also=also)
+        keys.extend([(host, *also)] * len(booking.starts))
+        return booking
+
+    bench.pacing.book = noting  # type: ignore[method-assign]
+    return keys
+
+
+async def test_hosts_that_share_starts_use_all_of_them_as_their_lanes_run_dry() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(12))
+    bench = shared(rate=2.0)
+    bench.queues.receive_time = 0.03
+    keys = booked(bench)
+    async with bench.running():
+        await bench.submit("a", 36, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(35 / 2.0 + 1.0)
+        assert len(bench.tasks.done) == 36
+        assert (len(keys), bench.received()) == (36, 36)
+
+
+async def test_a_lane_that_has_never_given_a_message_is_asked_without_a_start() -> None:
+    bench = world(rate=0.5)
+    keys = booked(bench)
+    async with bench.running():
+        await bench.submit("a", 3, hosts=(B,), lanes=(A, B))
+        await bench.clock.advance(10.0)
+    assert len(bench.tasks.done) == 3
+    assert not [asked for asked in keys if host_key(A) in asked]
+
+
+async def test_hosts_that_share_starts_do_not_each_ask_for_the_next_one() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(30))
+    bench = shared(rate=0.05)
+    calls = counted(bench)
+    async with bench.running():
+        await bench.submit("a", 90, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(41.0)
+        assert len(bench.starts) == 3
+        assert calls["book"] <= 6
 
 
 async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
