@@ -575,6 +575,20 @@ class Dispatcher:
             self._ready.append(message)
         else:
             lane.turned.append(message.delivery)
+            if message.slot_kept:
+                self._take_kept(message)
+
+    def _take_kept(self, message: InHand) -> None:
+        """Hand a message the slot that is kept for it; without a permit of its job it waits on."""
+        lane, message.slot_kept = message.lane, False
+        if self._planner.take_reserved(lane, self._clock.monotonic()):
+            lane.turned.pop()
+            message.is_kept = False
+            if message.turn is not None and self._turns is not None:
+                self._turns.join(message.turn)
+            self._ready.appendleft(message)
+            # Another slot looks for the next message of the host.
+            self._wake_one()
 
     async def _claim(self, lane: Lane, messages: list[InHand]) -> list[InHand]:
         """Claim the tasks of messages in one operation; return those that are left to be worked."""
@@ -668,10 +682,15 @@ class Dispatcher:
         message.has_slot = False
         self._calling -= 1
         self._planner.leave_slot(message.lane)
+        if message.turn is not None and self._turns is not None:
+            self._turns.wake(message.turn)
 
     async def _free(self, message: InHand) -> None:
         """Have a message in hand no longer."""
         lane = message.lane
+        if message.slot_kept:
+            message.slot_kept = False
+            self._planner.free_reserved(lane)
         try:
             if message.turn is not None and self._turns is not None:
                 await self._turns.release(message.turn)
@@ -682,6 +701,8 @@ class Dispatcher:
                 lane.kept -= 1
             else:
                 self._planner.end(lane, has_slot=message.has_slot)
+                if message.turn is not None and self._turns is not None:
+                    self._turns.wake(message.turn)
             if lane.closed:
                 with anyio.CancelScope(shield=True):
                     await self._tidy(lane)

@@ -10,13 +10,15 @@ from itertools import zip_longest
 import anyio
 
 from conveyor.aio.resilience import log_failure
-from conveyor.engine.hosts import MessageTurns, Turn
+from conveyor.engine.hosts import NEAR, MessageTurns, Turn
 from conveyor.engine.lanes import Lane
 from conveyor.engine.pipeline import InHand
 from conveyor.engine.planner import Planner
 from conveyor.engine.policy import Spawn
 from conveyor.ports.clock import Clock
 
+KEEP_AGAIN = 0.25
+"""Seconds after which another slot may be kept, once as many are as may be."""
 ASK_PAUSE = 1.0
 """Seconds until a ledger that did not answer is asked again."""
 
@@ -94,6 +96,8 @@ class HostWaits:
         try:
             with self._scopes[message]:
                 place = await self._turned(turn)
+                if place is None:
+                    await self._near(message, turn)
                 ended = True
         except BaseException:
             self._end(message)
@@ -118,6 +122,17 @@ class HostWaits:
                 failed = True
                 turn.lane.rest_until(self._clock.monotonic() + ASK_PAUSE)
                 await self._clock.sleep(ASK_PAUSE)
+
+    async def _near(self, message: InHand, turn: Turn) -> None:
+        """Wait until the start of a message is near. That of a slow host has the next free slot
+        kept for it: with all of them taken its start would pass."""
+        is_slow = message.is_kept and turn.pace is not None and turn.pace.is_slow
+        seconds = self._planner.call_seconds if is_slow else NEAR
+        while seconds > NEAR and not message.slot_kept:
+            await self._turns.be_near(turn, seconds)
+            message.slot_kept = self._planner.reserve(message.lane)
+            seconds -= KEEP_AGAIN
+        await self._turns.be_near(turn)
 
     def _end(self, message: InHand) -> None:
         del self._scopes[message]

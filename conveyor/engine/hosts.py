@@ -70,6 +70,22 @@ _NEWEST = 0.2
 """Weight of the latest call in the mean time of those to its host."""
 
 
+class RuleTidings:
+    """What the hosts under one rule of the server share in this worker: none of them has a start
+    before `full_until`, and `freed` is set when a call of one ends."""
+
+    __slots__ = ("freed", "full_until")
+
+    def __init__(self) -> None:
+        self.full_until = -math.inf
+        self.freed = anyio.Event()
+
+    def wake(self) -> None:
+        """Let messages that wait for a permit look again."""
+        self.freed.set()
+        self.freed = anyio.Event()
+
+
 class HostStarts:
     """The starts in hand of one host under its `rules`, for the lanes of that host alone. They are
     booked under the keys of `steps`. What the host has said was seen last at `seen_at`: it wants
@@ -79,7 +95,7 @@ class HostStarts:
     The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
     while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
     is the mean time of its calls, once `has_served`. `knocking` messages wait for the host, one
-    after the other.
+    after the other. `tidings` are those of the server's rule.
     """
 
     __slots__ = (
@@ -90,7 +106,6 @@ class HostStarts:
         "booked_at",
         "ceiling",
         "closed_until",
-        "freed",
         "has_served",
         "is_booking",
         "knocking",
@@ -101,6 +116,7 @@ class HostStarts:
         "slow",
         "starts",
         "steps",
+        "tidings",
         "turn",
     )
 
@@ -118,12 +134,17 @@ class HostStarts:
         self.has_served = False
         self.knocking = 0
         self.turn = anyio.Lock()
-        self.freed = anyio.Event()
+        self.tidings = RuleTidings()
 
     @property
     def interval(self) -> float:
         """The seconds between two starts, 0 where nothing spaces them."""
         return max(self.slow, self.asked, *(1 / rule.rate for rule in self.rules if rule.rate), 0.0)
+
+    @property
+    def is_slow(self) -> bool:
+        """True if its starts are so far apart that none is to be lost."""
+        return self.interval > AHEAD
 
     @property
     def spacing(self) -> float:
@@ -241,9 +262,10 @@ class HostPaces:
         self._paces: LRUCache[tuple[tuple[str, ...], tuple[HostRule, ...]], HostStarts] = LRUCache(
             MOST_HOSTS
         )
-        # No start under a rule of the server before then, by its key, whichever host asks.
-        self._full_until: LRUCache[str, float] = LRUCache(MOST_HOSTS)
+        self._tidings: LRUCache[str, RuleTidings] = LRUCache(MOST_HOSTS)
         self._by_lane: dict[Lane, HostStarts | None] = {}
+        # Lanes whose messages wait in hand for their starts, however busy the slots are.
+        self.ahead: dict[Lane, None] = {}
         self._matched_at = clock.monotonic()
 
     def hold(self, lane: Lane) -> bool:
@@ -262,6 +284,10 @@ class HostPaces:
         if pace is None:
             pace = self._paces[keys] = HostStarts(rules)
         pace.rules, pace.steps = rules, steps
+        tidings = self._tidings.get(rules[0].key)
+        if tidings is None:
+            tidings = self._tidings[rules[0].key] = pace.tidings
+        pace.tidings = tidings
         return pace
 
     def of(self, lane: Lane) -> HostStarts | None:
@@ -273,11 +299,17 @@ class HostPaces:
     def _match(self, lane: Lane) -> None:
         pace = self._by_lane[lane] = self.under(lane, lane.host)
         rules = () if pace is None else pace.rules
-        lane.shares_starts = any(rule.rate and rule.name != lane.host for rule in rules)
+        shares = any(rule.rate and rule.name != lane.host for rule in rules)
+        lane.waits_in_hand = shares or (pace is not None and pace.is_slow)
+        if lane.waits_in_hand:
+            self.ahead[lane] = None
+        else:
+            self.ahead.pop(lane, None)
 
     def forget(self, lane: Lane) -> None:
         """Look after a lane no more."""
         self._by_lane.pop(lane, None)
+        self.ahead.pop(lane, None)
 
     def rematch(self, now: float) -> list[Lane]:
         """Look at the rules once again, if it is time; return the lanes of one host then."""
@@ -300,14 +332,16 @@ class HostPaces:
         return min(most, pace.usable(now) or pace.wanted(most, now))
 
     def unseen(self, lane: Lane, now: float) -> int:
-        """Return how many messages to look for in a lane now: one, or where it shares its starts as
-        many as these are enough for, less those in hand."""
+        """Return how many messages to look for in a lane now: one, or where they wait in hand as
+        many as the next starts are enough for, less those that wait."""
         pace = self.of(lane)
         if pace is None:
             return 1
-        most = math.ceil(AHEAD / pace.interval) if lane.shares_starts else 1
+        if now < pace.closed_until or pace.knocking >= WAITING_OF_HOST:
+            return 0
+        most = 1 + math.ceil(AHEAD / pace.interval) if lane.waits_in_hand else 1
         lacks = most - lane.waiting - len(lane.turned)
-        return 0 if now < pace.closed_until or 2 * lacks < most else lacks
+        return lacks if 2 * lacks >= most else 0
 
     async def is_open(self, lane: Lane) -> bool:
         """Tell whether the host of a lane is open; see what it has said if that was never seen."""
@@ -377,16 +411,15 @@ class HostPaces:
             pace.ask_at = now + BOOK_AGAIN * (0.5 + self._clock.random())
         step = 1 / pace.rules[0].rate if pace.rules[0].rate else 0.0
         if starts:
-            self._full_until[pace.rules[0].key] = starts[-1] + step - HORIZON
+            pace.tidings.full_until = starts[-1] + step - HORIZON
         elif now >= pace.closed_until and pace.interval <= step:
-            self._full_until[pace.rules[0].key] = pace.ask_at
+            pace.tidings.full_until = pace.ask_at
         return starts
 
     def may_ask(self, pace: HostStarts, now: float) -> bool:
         """Tell whether there may be a start for a message of a host, though others may share its
         starts."""
-        is_full = now < self._full_until.get(pace.rules[0].key, now)
-        return bool(pace.starts) or (not is_full and pace.may_ask(now))
+        return bool(pace.starts) or (now >= pace.tidings.full_until and pace.may_ask(now))
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again for which no message came."""
@@ -526,8 +559,8 @@ class MessageTurns(HostTurns):
         return turn.start is not None and turn.start - NEAR <= self._clock.monotonic()
 
     async def enter(self, turn: Turn) -> float | None:
-        """Wait until the start of a message is near, with permits of its host in hand. Return the
-        seconds for which to hide it instead, if there is no room for it.
+        """Take permits of its host for a message, and a start; return the seconds for which to hide
+        it instead, if there is no room for it.
 
         Raises ConveyorError(unavailable) if the ledger does not answer.
         """
@@ -542,9 +575,12 @@ class MessageTurns(HostTurns):
             place = await self._knock(turn, until)
             if place is not None:
                 return place
-        if turn.start is not None:
-            await self._sleep_until(turn.start - NEAR)
         return None
+
+    async def be_near(self, turn: Turn, seconds: float = NEAR) -> None:
+        """Wait until the start of a message is as near as that."""
+        if turn.start is not None:
+            await self._sleep_until(turn.start - seconds)
 
     async def _wait_for_start(self, turn: Turn) -> float | None:
         """Take the next start of a host for a message that has its permits alone."""
@@ -571,6 +607,7 @@ class MessageTurns(HostTurns):
         pace.knocking += 1
         for lease in leases:
             lease.knocking += 1
+            lease.pressing += not turn.lane.host
         try:
             async with pace.turn:
                 return await self._take_turn(turn, pace, leases, until)
@@ -578,6 +615,7 @@ class MessageTurns(HostTurns):
             pace.knocking -= 1
             for lease in leases:
                 lease.knocking -= 1
+                lease.pressing -= not turn.lane.host
 
     async def _take_turn(
         self, turn: Turn, pace: HostStarts, leases: tuple[JobLease, ...], until: float
@@ -593,9 +631,8 @@ class MessageTurns(HostTurns):
                 await self.release(turn)
             if self._clock.monotonic() >= until:
                 return await self._place(pace)
-            pace.freed = anyio.Event()
             again = ASK_AGAIN * (0.5 + self._clock.random())
-            await wait_or_timeout(pace.freed, self._clock, again)
+            await wait_or_timeout(pace.tidings.freed, self._clock, again)
 
     async def _take_permits(self, turn: Turn, leases: tuple[JobLease, ...]) -> bool:
         if turn.pace is not None and self._paces.under(turn.lane, turn.host) is turn.pace:
@@ -648,10 +685,14 @@ class MessageTurns(HostTurns):
         turn.leases = turn.lives = ()
         for lease in held:
             lease.guests -= 1
-        if turn.pace is not None:
-            turn.pace.freed.set()
+        self.wake(turn)
         for lease in held:
             await self._permits.give_back(lease)
+
+    def wake(self, turn: Turn) -> None:
+        """Let messages that wait for a permit look again: that of another is free."""
+        if turn.pace is not None:
+            turn.pace.tidings.wake()
 
     # -- messages in slots --
 

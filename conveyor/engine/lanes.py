@@ -80,15 +80,16 @@ class RunShare:
     """The share of the lanes of one run in the calls of its job, as this worker sees it.
 
     `busy` is the sum of theirs; `turn` is the latest one of a lane that was picked. The job allows
-    `limit`, and its `ceiling` is lower while its gateway refuses for load.
+    `limit`, and its `ceiling` is lower while its gateway refuses for load. Slots are kept free for
+    `expected` messages of its slow hosts.
     """
 
-    __slots__ = ("busy", "ceiling", "limit", "throttled_at", "turn")
+    __slots__ = ("busy", "ceiling", "expected", "limit", "throttled_at", "turn")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.ceiling = float(limit)
-        self.busy = 0
+        self.busy = self.expected = 0
         self.turn = 0
         self.throttled_at = -math.inf
 
@@ -108,9 +109,9 @@ class Lane:
     `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
     counts empty receives in a row, since `empty_since`; the latest one of a lane that `has_given`
     brought messages. The lane of a host is `looking` while its queue is asked without a slot or a
-    permit; one that `shares_starts` with other hosts is asked in no other way. The lane is not
-    polled before `not_before`; its queue is lost since `lost_since`, if it is, and was last missing
-    at `lost_at`.
+    permit; one that `waits_in_hand` for its starts is asked in no other way. The lane is not polled
+    before `not_before`; its queue is lost since `lost_since`, if it is, and was last missing at
+    `lost_at`.
     All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
     `dropped` lane is gone, or going, because its run has ended. A claim that was being made when
     `withdrawals` grew is given up.
@@ -142,12 +143,12 @@ class Lane:
         "run_id",
         "scopes",
         "share",
-        "shares_starts",
         "task_seconds",
         "turn",
         "turned",
         "unsettled",
         "waiting",
+        "waits_in_hand",
         "weight",
         "withdrawals",
     )
@@ -190,7 +191,7 @@ class Lane:
         self.calm_until = 0.0
         self.not_before = 0.0
         self.turn = 0
-        self.probing = self.looking = self.has_given = self.shares_starts = False
+        self.probing = self.looking = self.has_given = self.waits_in_hand = False
         self.withdrawals = 0
         self.closed = False
         self.dropped = False
@@ -238,7 +239,7 @@ class Lane:
     def is_looked_at(self) -> bool:
         """True if the queue of a host is to be asked with neither permit nor start: it is not known
         to hold a message, or others might use the start if it holds none."""
-        return bool(self.host) and (self.shares_starts or not self.has_given)
+        return bool(self.host) and (self.waits_in_hand or not self.has_given)
 
     @property
     def only_waits(self) -> bool:

@@ -94,6 +94,10 @@ CONTROL_SLOTS = 4
 """Control messages in work at a time. Handlers bound long ones to fewer."""
 PROBE_SHARE = 10
 """One slot in ten may wait on empty queues."""
+RESERVED_SHARE = 5
+"""One slot in five may be kept free for messages of slow hosts whose starts are near."""
+MOST_KEPT = 8.0
+"""Most seconds for which a slot is kept for a message, less than starts are booked ahead."""
 HOST_WAIT = 1.0
 """Most seconds that a receive waits on the empty queue of a host."""
 
@@ -163,7 +167,7 @@ class Planner:
         self._claims_at_once = claims_at_once
         self._most = max(polling.batch, claims_at_once)
         self._busy = 0
-        self._probes = self._looks = 0
+        self._probes = self._looks = self._reserved = 0
 
     def room(self, ahead: int) -> int:
         """Return how many more messages may be in hand for the slots, if `ahead` may wait."""
@@ -187,7 +191,7 @@ class Planner:
         if most is not None:
             free = min(free, most)
         if free <= 0:
-            return None
+            return self._look_ahead(now) if most is None else None
 
         def eligible(lane: Lane) -> bool:
             return self._is_eligible(lane, free, now, starts=starts)
@@ -364,6 +368,47 @@ class Planner:
             self._probes += 1
         self._book(lane, 1)
         return Receive(lane, 1, wait=wait, empties=lane.empties)
+
+    def _look_ahead(self, now: float) -> Receive | None:
+        """Look for messages of slow hosts, though all slots are taken: by their starts some will be
+        free."""
+        for lane in self._policy.ahead:
+            if not (lane.closed or lane.dropped or self._policy.is_out(lane, now)):
+                count = min(self._may_receive(lane, now), self._most)
+                if count > 0:
+                    return self._look(lane, count)
+        return None
+
+    @property
+    def call_seconds(self) -> float:
+        """The seconds after which a slot will be free, most likely: a call lasts so long."""
+        seconds = max((lane.task_seconds for lane in self._lanes if lane.busy), default=0.0)
+        return min(seconds, MOST_KEPT)
+
+    def reserve(self, lane: Lane) -> bool:
+        """Keep the next free slot for a message whose start is near; return whether that may be:
+        most slots are for whatever comes."""
+        if self._reserved >= self._slots // RESERVED_SHARE:
+            return False
+        self._reserved += 1
+        self._busy += 1
+        lane.share.expected += 1
+        return True
+
+    def take_reserved(self, lane: Lane, now: float) -> bool:
+        """Let a message have the slot that was kept for it, if it has its other permits."""
+        self.free_reserved(lane)
+        if not self._policy.may_start(lane, now):
+            return False
+        self._book(lane, 1)
+        lane.kept -= 1
+        return True
+
+    def free_reserved(self, lane: Lane) -> None:
+        """Keep a slot no longer."""
+        lane.share.expected -= 1
+        self._reserved -= 1
+        self._busy -= 1
 
     def _look(self, lane: Lane, count: int) -> Receive:
         """Look for messages of a host beside the slots; many such looks do not wait, so that each

@@ -6,7 +6,7 @@ permit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -64,6 +64,12 @@ class Policy(Protocol):
 
     def is_out(self, lane: Lane, now: float) -> bool:
         """Return whether nothing can be done for the lane of one host, at a glance."""
+        ...
+
+    @property
+    def ahead(self) -> Collection[Lane]:
+        """The lanes of hosts whose messages wait in hand for their starts, however busy the slots
+        are."""
         ...
 
     def may_start(self, lane: Lane, now: float) -> bool:

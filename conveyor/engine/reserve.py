@@ -14,7 +14,7 @@ messages have a queue of their own; others take such a permit message by message
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import anyio
@@ -83,6 +83,11 @@ class ReservePolicy:
         """Permits in hand, over all jobs."""
         leases = self._leases.values()
         return sum(lease.permits for lease in leases if not (lease.of_caller or lease.of_host))
+
+    @property
+    def ahead(self) -> Collection[Lane]:
+        """The lanes of slow hosts, and of those that share their starts."""
+        return self.hosts.ahead if self.hosts is not None else ()
 
     def is_out(self, lane: Lane, now: float) -> bool:
         """Return True if a lane of one host has no permit of it to spare, and can get none now."""
@@ -283,12 +288,13 @@ class ReservePolicy:
         return list(dict.fromkeys(fenced))
 
     def _kept(self, lease: JobLease, now: float) -> int:
-        """Return how many permits to keep though they are idle: one of a job with open lanes; of a
-        host only those for starts in hand, and none that others want."""
+        """Return how many permits to keep though they are idle: one of a job with open lanes, and
+        those for messages that have their slots kept; of a host only those for starts in hand, and
+        none that others want."""
         if not any(not lane.closed for lane in lease.lanes):
             return 0
         if not lease.of_host:
-            return 1
+            return max(1, lease.busy + lease.expected)
         hosts = self.hosts
         if hosts is None or lease.others_want > 0:
             return 0

@@ -14,7 +14,7 @@ The picking rules are fewest calls in flight, which workers use, round robin and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -164,6 +164,11 @@ class ReceiveFirstPolicy:
     def is_out(self, lane: Lane, now: float) -> bool:
         """Return False: permits of hosts are not taken."""
         return False
+
+    @property
+    def ahead(self) -> Collection[Lane]:
+        """None: hosts have no limits."""
+        return ()
 
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return False: nothing is buffered, so nothing waits to be started."""

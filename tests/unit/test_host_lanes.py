@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from random import Random
 
 import anyio
 import pytest
@@ -490,6 +491,36 @@ async def test_hosts_that_share_starts_do_not_each_ask_for_the_next_one() -> Non
         await bench.clock.advance(41.0)
         assert len(bench.starts) == 3
         assert calls["book"] <= 6
+
+
+SLOW, SLOWEST = "s2.polite:443", "s1.polite:443"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [(SLOW, SLOWEST), ()])
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+async def test_slow_hosts_use_their_starts_though_the_slots_are_taken(
+    lanes: tuple[str, ...], jitter: float
+) -> None:
+    rates = {"s1.polite": 0.05, "s2.polite": 0.5}
+    chance = Random(3)
+    bench = World(
+        slots=10,
+        duration=lambda _: 2.4 * (1 + jitter * chance.uniform(-1, 1)),
+        limits=HostRules(patterns={host: HostPattern(rate=rate) for host, rate in rates.items()}),
+    )
+    bench.queues._window = 10_000
+    bench.queues.receive_time = 0.02
+    plain = tuple(f"h{number}.example:443" for number in range(6))
+    async with bench.running():
+        await bench.submit("a", 1_500, hosts=(*plain, SLOW, SLOW, SLOWEST), lanes=lanes)
+        await bench.clock.advance(20.0)
+        before = len(bench.starts)
+        await bench.clock.advance(200.0)
+    made = Counter(url for _, url in bench.starts[before:])
+    assert made[f"https://{SLOW}/"] >= 0.95 * 100
+    assert made[f"https://{SLOWEST}/"] >= 0.95 * 10
+    assert made.total() >= 8 * 200.0 / 2.4, "two slots of ten are kept at most"
 
 
 async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
