@@ -439,7 +439,10 @@ class Dispatcher:
                 if woken or not isinstance(plan, Start):
                     self._wake_one()
                 if not isinstance(plan, Start):
-                    await self._ask(plan)
+                    if isinstance(plan, Receive) and plan.look:
+                        self._spawn(partial(self._ask, plan))
+                    else:
+                        await self._ask(plan)
                     woken = False
                     continue
                 if plan.refill is not None:
@@ -456,6 +459,8 @@ class Dispatcher:
         found = self._working.get(plan.delivery.receipt)
         found = found or InHand(plan.lane, plan.delivery, now, plan.received_at)
         found.is_kept = False
+        if found.turn is not None and self._turns is not None:
+            self._turns.join(found.turn)
         return found
 
     def _may_take(self) -> bool:
@@ -525,9 +530,13 @@ class Dispatcher:
         if lane.closed or lane.dropped or self._begins_nothing:
             # The run was paused or ended, or this worker stops or is paused, while the receive was
             # under way.
-            self._planner.free(lane, min(len(received), plan.count))
+            if not plan.look:
+                self._planner.free(lane, min(len(received), plan.count))
             await self._give_back(lane, received)
             await self._tidy(lane)
+            return
+        if plan.look:
+            self._take_aside(lane, received, now)
             return
         if plan.extra and len(received) < plan.count + plan.extra:
             lane.calm_until = now + CALM
@@ -547,6 +556,17 @@ class Dispatcher:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
 
+    def _take_aside(self, lane: Lane, found: Sequence[Delivery], now: float) -> None:
+        """Let messages that a look has found wait for their host, with neither a slot nor a
+        permit."""
+        self._planner.found(lane, len(found))
+        messages = [InHand(lane, one, now, now, is_kept=True) for one in found]
+        for message in messages:
+            self._working[message.delivery.receipt] = message
+        if self.waits is not None:
+            messages = self.waits.let_wait(messages, ())
+        lane.turned.extend(message.delivery for message in messages)
+
     async def _go_on(self, message: InHand, place: float | None) -> None:
         """Hand a message whose host is free to the slots; hide one that has a place in its line."""
         lane = message.lane
@@ -557,10 +577,24 @@ class Dispatcher:
             self._put_off(lane, Outcome(waiting=why), place)
             await self._hide(lane, message.delivery, place)
             await self._free(message)
-        elif lane.host:
+        elif not message.is_kept:
             self._ready.append(message)
         else:
             lane.turned.append(message.delivery)
+            if message.slot_kept:
+                self._take_kept(message)
+
+    def _take_kept(self, message: InHand) -> None:
+        """Hand a message the slot that is kept for it; without a permit of its job it waits on."""
+        lane, message.slot_kept = message.lane, False
+        if self._planner.take_reserved(lane, self._clock.monotonic()):
+            lane.turned.pop()
+            message.is_kept = False
+            if message.turn is not None and self._turns is not None:
+                self._turns.join(message.turn)
+            self._ready.appendleft(message)
+            # Another slot looks for the next message of the host.
+            self._wake_one()
 
     async def _claim(self, lane: Lane, messages: list[InHand]) -> list[InHand]:
         """Claim the tasks of messages in one operation; return those that are left to be worked."""
@@ -654,10 +688,15 @@ class Dispatcher:
         message.has_slot = False
         self._calling -= 1
         self._planner.leave_slot(message.lane)
+        if message.turn is not None and self._turns is not None:
+            self._turns.wake(message.turn)
 
     async def _free(self, message: InHand) -> None:
         """Have a message in hand no longer."""
         lane = message.lane
+        if message.slot_kept:
+            message.slot_kept = False
+            self._planner.free_reserved(lane)
         try:
             if message.turn is not None and self._turns is not None:
                 await self._turns.release(message.turn)
@@ -668,6 +707,8 @@ class Dispatcher:
                 lane.kept -= 1
             else:
                 self._planner.end(lane, has_slot=message.has_slot)
+                if message.turn is not None and self._turns is not None:
+                    self._turns.wake(message.turn)
             if lane.closed:
                 with anyio.CancelScope(shield=True):
                     await self._tidy(lane)

@@ -10,13 +10,15 @@ from itertools import zip_longest
 import anyio
 
 from conveyor.aio.resilience import log_failure
-from conveyor.engine.hosts import MessageTurns, Turn
+from conveyor.engine.hosts import NEAR, MessageTurns, Turn
 from conveyor.engine.lanes import Lane
 from conveyor.engine.pipeline import InHand
 from conveyor.engine.planner import Planner
 from conveyor.engine.policy import Spawn
 from conveyor.ports.clock import Clock
 
+KEEP_AGAIN = 0.25
+"""Seconds after which another slot may be kept, once as many are as may be."""
 ASK_PAUSE = 1.0
 """Seconds until a ledger that did not answer is asked again."""
 
@@ -49,10 +51,12 @@ class HostWaits:
 
     def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
         """Let those of the messages wait that came and whose host is not free; return the others.
-        Those of one host have `starts`."""
+        Those of one host have `starts`, unless they were found by a look."""
         left = []
         for message, start in zip_longest(messages, starts[: len(messages)]):
-            message.turn = self._turns.turn_of(message.lane, message.delivery, start)
+            message.turn = self._turns.turn_of(
+                message.lane, message.delivery, start, looked=message.is_kept
+            )
             if message.turn is None or self._turns.may_go_on(message.turn):
                 left.append(message)
             else:
@@ -77,7 +81,9 @@ class HostWaits:
         return opens if len(opens) == lane.waiting else None
 
     def _begin(self, message: InHand, turn: Turn) -> None:
-        if message.lane.host:
+        if message.is_kept:
+            message.lane.waiting += 1
+        elif message.lane.host:
             self._planner.wait(message.lane)
         else:
             message.is_kept = True
@@ -90,6 +96,8 @@ class HostWaits:
         try:
             with self._scopes[message]:
                 place = await self._turned(turn)
+                if place is None:
+                    await self._near(message, turn)
                 ended = True
         except BaseException:
             self._end(message)
@@ -115,9 +123,20 @@ class HostWaits:
                 turn.lane.rest_until(self._clock.monotonic() + ASK_PAUSE)
                 await self._clock.sleep(ASK_PAUSE)
 
+    async def _near(self, message: InHand, turn: Turn) -> None:
+        """Wait until the start of a message is near. That of a slow host has the next free slot
+        kept for it: with all of them taken its start would pass."""
+        is_slow = message.is_kept and turn.pace is not None and turn.pace.is_slow
+        seconds = self._planner.call_seconds if is_slow else NEAR
+        while seconds > NEAR and not message.slot_kept:
+            await self._turns.be_near(turn, seconds)
+            message.slot_kept = self._planner.reserve(message.lane)
+            seconds -= KEEP_AGAIN
+        await self._turns.be_near(turn)
+
     def _end(self, message: InHand) -> None:
         del self._scopes[message]
-        if message.lane.host:
-            self._planner.wait_no_more(message.lane)
-        else:
+        if message.is_kept:
             message.lane.waiting -= 1
+        else:
+            self._planner.wait_no_more(message.lane)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from conveyor.engine.leases import JobLease
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Postponed
 from conveyor.ports.handler import HostTurns
-from conveyor.ports.pacing import HORIZON, Booking, Pacing
+from conveyor.ports.pacing import HORIZON, Booking, HostState, Pacing
 from conveyor.ports.queues import Delivery, TaskMessage
 
 AHEAD = 1.0
@@ -71,6 +71,22 @@ _NEWEST = 0.2
 """Weight of the latest call in the mean time of those to its host."""
 
 
+class RuleTidings:
+    """What the hosts under one rule of the server share in this worker: none of them has a start
+    before `full_until`, and `freed` is set when a call of one ends."""
+
+    __slots__ = ("freed", "full_until")
+
+    def __init__(self) -> None:
+        self.full_until = -math.inf
+        self.freed = anyio.Event()
+
+    def wake(self) -> None:
+        """Let messages that wait for a permit look again."""
+        self.freed.set()
+        self.freed = anyio.Event()
+
+
 class HostStarts:
     """The starts in hand of one host under its `rules`, for the lanes of that host alone. They are
     booked under the keys of `steps`. What the host has said was seen last at `seen_at`: it wants
@@ -80,7 +96,7 @@ class HostStarts:
     The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
     while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
     is the mean time of its calls, once `has_served`. `knocking` messages wait for the host, one
-    after the other.
+    after the other. `tidings` are those of the server's rule.
     """
 
     __slots__ = (
@@ -91,7 +107,6 @@ class HostStarts:
         "booked_at",
         "ceiling",
         "closed_until",
-        "freed",
         "has_served",
         "is_booking",
         "knocking",
@@ -102,6 +117,7 @@ class HostStarts:
         "slow",
         "starts",
         "steps",
+        "tidings",
         "turn",
     )
 
@@ -119,12 +135,17 @@ class HostStarts:
         self.has_served = False
         self.knocking = 0
         self.turn = anyio.Lock()
-        self.freed = anyio.Event()
+        self.tidings = RuleTidings()
 
     @property
     def interval(self) -> float:
         """The seconds between two starts, 0 where nothing spaces them."""
         return max(self.slow, self.asked, *(1 / rule.rate for rule in self.rules if rule.rate), 0.0)
+
+    @property
+    def is_slow(self) -> bool:
+        """True if its starts are so far apart that none is to be lost."""
+        return self.interval > AHEAD
 
     @property
     def spacing(self) -> float:
@@ -146,7 +167,7 @@ class HostStarts:
 
     def may_ask(self, now: float) -> bool:
         """Tell whether there may be a start for a message: none is booked beyond HORIZON."""
-        return bool(self.starts) or now >= max(self.ask_at, self.last + self.interval - HORIZON)
+        return now >= max(self.ask_at, self.last + self.interval - HORIZON)
 
     def keep(self, start: float) -> None:
         """Have a start in hand that its message cannot wait for."""
@@ -198,6 +219,15 @@ class HostStarts:
             self.booked_at, self.last = now, starts[-1]
         return starts
 
+    def see(self, states: Collection[HostState], now: float) -> None:
+        """Take in what the host has said."""
+        self.seen_at = now
+        self.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
+        closed_for = max((state.closed_for for state in states), default=0.0)
+        if closed_for > 0:
+            self.closed_until = now + closed_for
+            self.starts.clear()
+
     def heed(self, asked: float, now: float) -> None:
         """Take in the interval that robots.txt asks for; with a longer one than was known, drop the
         starts in hand."""
@@ -233,7 +263,10 @@ class HostPaces:
         self._paces: LRUCache[tuple[tuple[str, ...], tuple[HostRule, ...]], HostStarts] = LRUCache(
             MOST_HOSTS
         )
+        self._tidings: LRUCache[str, RuleTidings] = LRUCache(MOST_HOSTS)
         self._by_lane: dict[Lane, HostStarts | None] = {}
+        # Lanes whose messages wait in hand for their starts, however busy the slots are.
+        self.ahead: dict[Lane, None] = {}
         self._matched_at = clock.monotonic()
 
     def hold(self, lane: Lane) -> bool:
@@ -252,17 +285,32 @@ class HostPaces:
         if pace is None:
             pace = self._paces[keys] = HostStarts(rules)
         pace.rules, pace.steps = rules, steps
+        tidings = self._tidings.get(rules[0].key)
+        if tidings is None:
+            tidings = self._tidings[rules[0].key] = pace.tidings
+        pace.tidings = tidings
         return pace
 
     def of(self, lane: Lane) -> HostStarts | None:
         """Return the pace of a lane of one host, as of the last look at the rules."""
         if lane not in self._by_lane:
-            self._by_lane[lane] = self.under(lane, lane.host)
+            self._match(lane)
         return self._by_lane[lane]
+
+    def _match(self, lane: Lane) -> None:
+        pace = self._by_lane[lane] = self.under(lane, lane.host)
+        rules = () if pace is None else pace.rules
+        shares = any(rule.rate and rule.name != lane.host for rule in rules)
+        lane.waits_in_hand = shares or (pace is not None and pace.is_slow)
+        if lane.waits_in_hand:
+            self.ahead[lane] = None
+        else:
+            self.ahead.pop(lane, None)
 
     def forget(self, lane: Lane) -> None:
         """Look after a lane no more."""
         self._by_lane.pop(lane, None)
+        self.ahead.pop(lane, None)
 
     def rematch(self, now: float) -> list[Lane]:
         """Look at the rules once again, if it is time; return the lanes of one host then."""
@@ -271,21 +319,40 @@ class HostPaces:
         self._matched_at = now
         lanes = list(self._by_lane)
         for lane in lanes:
-            self._by_lane[lane] = self.under(lane, lane.host)
+            self._match(lane)
         return lanes
 
     def askable(self, lane: Lane, most: int, now: float) -> int:
         """Return how many messages, of `most`, may be asked of a lane now: those for which there
-        are starts, or else for which some may be booked. An empty lane is asked for one without a
-        start, which would be lost."""
+        are starts, or else for which some may be booked."""
         pace = self.of(lane)
         if pace is None:
             return most
         if pace.ceiling:
             most = min(most, pace.ceiling - lane.busy + lane.unsettled)
-        if lane.empties:
-            return 0 if now < pace.closed_until else min(most, 1)
         return min(most, pace.usable(now) or pace.wanted(most, now))
+
+    def unseen(self, lane: Lane, now: float) -> int:
+        """Return how many messages to look for in a lane now: one, or where they wait in hand as
+        many as the next starts are enough for, less those that wait."""
+        pace = self.of(lane)
+        if pace is None:
+            return 1
+        if now < pace.closed_until or pace.knocking >= WAITING_OF_HOST:
+            return 0
+        most = 1 + math.ceil(AHEAD / pace.interval) if lane.waits_in_hand else 1
+        lacks = most - lane.waiting - len(lane.turned)
+        return lacks if 2 * lacks >= most else 0
+
+    async def is_open(self, lane: Lane) -> bool:
+        """Tell whether the host of a lane is open; see what it has said if that was never seen."""
+        pace = self.of(lane)
+        if pace is None:
+            return True
+        if pace.seen_at == -math.inf:
+            known = await self.pacing.state(pace.steps)
+            pace.see(known.values(), self._clock.monotonic())
+        return self._clock.monotonic() >= pace.closed_until
 
     def has_starts(self, lane: Lane, now: float) -> bool:
         """Tell whether starts of a lane are in hand that are not over."""
@@ -343,7 +410,17 @@ class HostPaces:
         starts = pace.learn(booking, now)
         if not starts:
             pace.ask_at = now + BOOK_AGAIN * (0.5 + self._clock.random())
+        step = 1 / pace.rules[0].rate if pace.rules[0].rate else 0.0
+        if starts:
+            pace.tidings.full_until = starts[-1] + step - HORIZON
+        elif now >= pace.closed_until and pace.interval <= step:
+            pace.tidings.full_until = pace.ask_at
         return starts
+
+    def may_ask(self, pace: HostStarts, now: float) -> bool:
+        """Tell whether there may be a start for a message of a host, though others may share its
+        starts."""
+        return bool(pace.starts) or (now >= pace.tidings.full_until and pace.may_ask(now))
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again for which no message came."""
@@ -360,13 +437,15 @@ class HostPaces:
 class Turn:
     """The turn of one message at its host: its pace and its next start.
 
-    One of a queue of many hosts holds permits of `leases` since their `lives`; `scope` is what is
-    cancelled when they are lost. Its call began at `began`; its start was booked at `booked_at`.
+    A `guest`, of a queue of many hosts or found by a look, holds permits of `leases` since their
+    `lives`; `scope` is what is cancelled when they are lost. Its call began at `began`; its start
+    was booked at `booked_at`.
     """
 
     __slots__ = (
         "began",
         "booked_at",
+        "guest",
         "has_come_before",
         "host",
         "lane",
@@ -377,10 +456,11 @@ class Turn:
         "start",
     )
 
-    def __init__(self, lane: Lane, delivery: Delivery) -> None:
+    def __init__(self, lane: Lane, delivery: Delivery, *, guest: bool) -> None:
         message = delivery.message
         assert isinstance(message, TaskMessage)
         self.lane = lane
+        self.guest = guest
         self.host = lane.host or message.host
         self.has_come_before = delivery.receive_count > 1
         self.pace: HostStarts | None = None
@@ -451,12 +531,14 @@ class MessageTurns(HostTurns):
 
     # -- messages that have come --
 
-    def turn_of(self, lane: Lane, delivery: Delivery, start: float | None) -> Turn | None:
-        """Return the turn of a message that came, with its start if it has one; None if no limits
-        can hold for it."""
+    def turn_of(
+        self, lane: Lane, delivery: Delivery, start: float | None, *, looked: bool = False
+    ) -> Turn | None:
+        """Return the turn of a message that came, with its start if it has one, or that was found
+        by a look; None if no limits can hold for it."""
         if not lane.host and not self._paces.hold(lane):
             return None
-        turn = Turn(lane, delivery)
+        turn = Turn(lane, delivery, guest=looked or not lane.host)
         if not turn.host and isinstance(message := delivery.message, TaskMessage):
             # A message of an older version, which may have been here before.
             turn.host = self._learned.get((message.run_id, message.task_id), "")
@@ -474,31 +556,36 @@ class MessageTurns(HostTurns):
         not known before its claim."""
         if turn.pace is None:
             return True
-        if not turn.lane.host:
+        if turn.guest:
             return False
         return turn.start is not None and turn.start - NEAR <= self._clock.monotonic()
 
     async def enter(self, turn: Turn) -> float | None:
-        """Wait until the start of a message is near, with permits of its host in hand. Return the
-        seconds for which to hide it instead, if there is no room for it.
+        """Take permits of its host for a message, and a start; return the seconds for which to hide
+        it instead, if there is no room for it.
 
         Raises ConveyorError(unavailable) if the ledger does not answer.
         """
-        if turn.start is None and turn.lane.host:
+        if turn.start is None and not turn.guest:
             place = await self._wait_for_start(turn)
             if place is not None:
                 return place
         elif turn.start is None:
-            until = math.inf if turn.has_come_before else self._clock.monotonic() + PATIENCE
+            # Of a queue of one host no other message is asked for meanwhile.
+            patient = turn.has_come_before or turn.lane.host
+            until = math.inf if patient else self._clock.monotonic() + PATIENCE
             place = await self._knock(turn, until)
             if place is not None:
                 return place
-        if turn.start is not None:
-            await self._sleep_until(turn.start - NEAR)
         return None
 
+    async def be_near(self, turn: Turn, seconds: float = NEAR) -> None:
+        """Wait until the start of a message is as near as that."""
+        if turn.start is not None:
+            await self._sleep_until(turn.start - seconds)
+
     async def _wait_for_start(self, turn: Turn) -> float | None:
-        """Take the next start of a host for a message of its lane that came without one."""
+        """Take the next start of a host for a message that has its permits alone."""
         pace = turn.pace
         assert pace is not None
         while self._clock.monotonic() >= pace.closed_until:
@@ -522,6 +609,7 @@ class MessageTurns(HostTurns):
         pace.knocking += 1
         for lease in leases:
             lease.knocking += 1
+            lease.pressing += not turn.lane.host
         try:
             async with pace.turn:
                 return await self._take_turn(turn, pace, leases, until)
@@ -529,6 +617,7 @@ class MessageTurns(HostTurns):
             pace.knocking -= 1
             for lease in leases:
                 lease.knocking -= 1
+                lease.pressing -= not turn.lane.host
 
     async def _take_turn(
         self, turn: Turn, pace: HostStarts, leases: tuple[JobLease, ...], until: float
@@ -537,16 +626,15 @@ class MessageTurns(HostTurns):
             closed_for = pace.closed_until - self._clock.monotonic()
             if closed_for > 0 and (until < math.inf or closed_for > HORIZON):
                 return await self._place(pace)
-            is_due = closed_for <= 0 and pace.may_ask(self._clock.monotonic())
+            is_due = closed_for <= 0 and self._paces.may_ask(pace, self._clock.monotonic())
             if is_due and await self._take_permits(turn, leases):
                 if await self._take_start(turn, pace):
                     return None
                 await self.release(turn)
             if self._clock.monotonic() >= until:
                 return await self._place(pace)
-            pace.freed = anyio.Event()
             again = ASK_AGAIN * (0.5 + self._clock.random())
-            await wait_or_timeout(pace.freed, self._clock, again)
+            await wait_or_timeout(pace.tidings.freed, self._clock, again)
 
     async def _take_permits(self, turn: Turn, leases: tuple[JobLease, ...]) -> bool:
         if turn.pace is not None and self._paces.under(turn.lane, turn.host) is turn.pace:
@@ -599,12 +687,28 @@ class MessageTurns(HostTurns):
         turn.leases = turn.lives = ()
         for lease in held:
             lease.guests -= 1
-        if turn.pace is not None:
-            turn.pace.freed.set()
+        self.wake(turn)
         for lease in held:
             await self._permits.give_back(lease)
 
+    def wake(self, turn: Turn) -> None:
+        """Let messages that wait for a permit look again: that of another is free."""
+        if turn.pace is not None:
+            turn.pace.tidings.wake()
+
     # -- messages in slots --
+
+    def join(self, turn: Turn) -> None:
+        """Let a message that was found by a look use the permits of its lane, as it takes a slot:
+        they are the ones that it has."""
+        if not turn.lane.host or not turn.guest:
+            return
+        turn.guest = False
+        if turn in self._holding:
+            self._holding.discard(turn)
+            for lease, life in zip(turn.leases, turn.lives, strict=True):
+                lease.guests -= lease.life == life
+            turn.leases = turn.lives = ()
 
     def begin(self, turn: Turn, delivery: Delivery, scope: anyio.CancelScope) -> None:
         """Note that a message is worked in a slot."""
@@ -730,14 +834,8 @@ class MessageTurns(HostTurns):
         for lease in leases:
             state = known.get(lease.job_id)
             lease.see(state.ceiling if state else 0, self._clock.monotonic())
-        states = known.values()
-        pace.seen_at = self._clock.monotonic()
+        pace.see(known.values(), self._clock.monotonic())
         self._answer_time = min(PATIENCE, pace.seen_at - asked_at)
-        pace.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
-        closed_for = max((state.closed_for for state in states), default=0.0)
-        if closed_for > 0:
-            pace.closed_until = pace.seen_at + closed_for
-            pace.starts.clear()
 
     # -- upkeep --
 

@@ -80,15 +80,16 @@ class RunShare:
     """The share of the lanes of one run in the calls of its job, as this worker sees it.
 
     `busy` is the sum of theirs; `turn` is the latest one of a lane that was picked. The job allows
-    `limit`, and its `ceiling` is lower while its gateway refuses for load.
+    `limit`, and its `ceiling` is lower while its gateway refuses for load. Slots are kept free for
+    `expected` messages of its slow hosts.
     """
 
-    __slots__ = ("busy", "ceiling", "limit", "throttled_at", "turn")
+    __slots__ = ("busy", "ceiling", "expected", "limit", "throttled_at", "turn")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.ceiling = float(limit)
-        self.busy = 0
+        self.busy = self.expected = 0
         self.turn = 0
         self.throttled_at = -math.inf
 
@@ -106,11 +107,14 @@ class Lane:
     are those of them whose host has come free; `waiting` counts all that wait for it, here or with
     a permit. `buffer` holds messages received beyond the permits, each with the moment it came;
     `refilling` counts those asked for to fill it. `scopes` are the calls under way. `empties`
-    counts empty receives in a row, since `empty_since`. The lane is not polled before `not_before`;
-    its queue is lost since `lost_since`, if it is, and was last missing at `lost_at`. All moments
-    are monotonic seconds. A closed lane ends with its last message. The queue of a `dropped` lane
-    is gone, or going, because its run has ended. A claim that was being made when `withdrawals`
-    grew is given up.
+    counts empty receives in a row, since `empty_since`; the latest one of a lane that `has_given`
+    brought messages. The lane of a host is `looking` while its queue is asked without a slot or a
+    permit; one that `waits_in_hand` for its starts is asked in no other way. The lane is not polled
+    before `not_before`; its queue is lost since `lost_since`, if it is, and was last missing at
+    `lost_at`.
+    All moments are monotonic seconds. A closed lane ends with its last message. The queue of a
+    `dropped` lane is gone, or going, because its run has ended. A claim that was being made when
+    `withdrawals` grew is given up.
     """
 
     __slots__ = (
@@ -122,10 +126,12 @@ class Lane:
         "dropped",
         "empties",
         "empty_since",
+        "has_given",
         "host",
         "is_control",
         "job_id",
         "kept",
+        "looking",
         "lost_at",
         "lost_since",
         "not_before",
@@ -142,6 +148,7 @@ class Lane:
         "turned",
         "unsettled",
         "waiting",
+        "waits_in_hand",
         "weight",
         "withdrawals",
     )
@@ -184,7 +191,7 @@ class Lane:
         self.calm_until = 0.0
         self.not_before = 0.0
         self.turn = 0
-        self.probing = False
+        self.probing = self.looking = self.has_given = self.waits_in_hand = False
         self.withdrawals = 0
         self.closed = False
         self.dropped = False
@@ -226,7 +233,13 @@ class Lane:
     @property
     def idle(self) -> bool:
         """True if this worker holds no message of the lane and has asked for no more."""
-        return not (self.busy or self.kept or self.buffer or self.refilling)
+        return not (self.busy or self.kept or self.buffer or self.refilling or self.looking)
+
+    @property
+    def is_looked_at(self) -> bool:
+        """True if the queue of a host is to be asked with neither permit nor start: it is not known
+        to hold a message, or others might use the start if it holds none."""
+        return bool(self.host) and (self.waits_in_hand or not self.has_given)
 
     @property
     def only_waits(self) -> bool:
@@ -244,12 +257,14 @@ class Lane:
         """Note that a receive brought messages."""
         self.empties = 0
         self.empty_since = self.lost_since = None
+        self.has_given = True
 
     def found_nothing(self, now: float, *, empties_before: int) -> None:
         """Note that a receive brought nothing. Slots that asked at the same time count it once."""
         if now - self.lost_at >= LOST_FOR:
             self.lost_since = None
         self.empties = min(self.empties, empties_before) + 1
+        self.has_given = False
         if self.empty_since is None:
             self.empty_since = now
 

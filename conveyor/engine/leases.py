@@ -22,6 +22,8 @@ REFUSAL_CAP = 2.5
 REFUSAL_CAP_PER_WORKER = 0.8
 """Seconds by which each worker lengthens the pause of all after a refusal: the more of them ask a
 full ledger, the more rarely each does."""
+MOST_MISSES = 3
+"""Refusals in a row that count while a message in hand waits for a permit of its host."""
 WANT_FROM = 2 * FULL_BATCH
 """Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
 HANDED_OVER = 1.0
@@ -40,8 +42,9 @@ class JobLease:
     `is_full` after it last refused for its limit. `dirty` means that the ledger counts more permits
     than the worker holds. `surplus` permits are handed over as messages end.
 
-    Of a host, `guests` are messages of queues of many hosts that use permits, and `knocking` ones
-    wait for such a permit. While the host has a `ceiling`, no more permits are used. `stale` ones
+    Of a host, `guests` are messages of queues of many hosts that use permits, or that a look found,
+    and `knocking` ones wait for such a permit: for those of many hosts, which are `pressing`, other
+    workers hand one over. While the host has a `ceiling`, no more permits are used. `stale` ones
     were granted under a looser bound: they are given back as their calls end. `life` counts how
     often all were lost. What the host has said was seen last at `seen_at`.
     """
@@ -70,6 +73,7 @@ class JobLease:
         "of_host",
         "others_want",
         "permits",
+        "pressing",
         "renewed_at",
         "retry_at",
         "seen_at",
@@ -93,7 +97,8 @@ class JobLease:
         self.limit = limit
         self.of_caller = of_caller
         self.of_host = of_host
-        self.guests = self.knocking = self.ceiling = self.stale = self.life = 0
+        self.guests = self.knocking = self.pressing = 0
+        self.ceiling = self.stale = self.life = 0
         self.lanes: list[Lane] = []
         self._shares: Counter[RunShare] = Counter()
         self.permits = 0
@@ -127,6 +132,11 @@ class JobLease:
         if len(self._shares) == 1:
             return next(iter(self._shares)).busy
         return sum(share.busy for share in self._shares)
+
+    @property
+    def expected(self) -> int:
+        """Messages of slow hosts that will soon use a permit, as a slot is kept for them."""
+        return sum(share.expected for share in self._shares)
 
     def add(self, lane: Lane) -> None:
         """Have one more lane, whose messages use these permits."""
@@ -180,7 +190,7 @@ class JobLease:
     @property
     def may_want(self) -> bool:
         """True if others may be asked to hand permits over: of a host, for a message in hand."""
-        return self.knocking > 0 if self.of_host else self.limit >= WANT_FROM
+        return self.pressing > 0 if self.of_host else self.limit >= WANT_FROM
 
     @property
     def fair(self) -> int:
@@ -232,7 +242,9 @@ class JobLease:
         cap = max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * workers)
         if self.limit < WANT_FROM:
             cap *= SMALL_LIMIT_PATIENCE
-        self.misses = 1 if self.knocking else self.misses + 1
+        self.misses = 1 if self.pressing else self.misses + 1
+        if self.knocking:
+            self.misses = min(self.misses, MOST_MISSES)
         self.is_full = now >= self.closed_until
         self.cool_until = now + Backoff(REFUSAL_BASE, cap).spread(self.misses, jitter)
 

@@ -28,8 +28,9 @@ class InHand:
     It was received, or tried again, at `since`; its work began at `began`. Its queue hides it for a
     visibility timeout from `hidden_at` on. `held` is its claim, and `permit` the name of its
     permit, once it has one. `tries` counts those that failed. `has_slot` is False while its slot is
-    free, though it is still in hand, and `is_kept` is True while its permit is, too. `turn` is that
-    at its host, where limits of hosts hold.
+    free, though it is still in hand, and `is_kept` is True while its permit is, too; `slot_kept` is
+    True while the next free slot is kept for it. `turn` is that at its host, where limits of hosts
+    hold.
     """
 
     lane: Lane
@@ -42,6 +43,7 @@ class InHand:
     tries: int = 0
     has_slot: bool = True
     is_kept: bool = False
+    slot_kept: bool = False
     turn: Turn | None = None
 
 

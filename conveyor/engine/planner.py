@@ -94,8 +94,12 @@ CONTROL_SLOTS = 4
 """Control messages in work at a time. Handlers bound long ones to fewer."""
 PROBE_SHARE = 10
 """One slot in ten may wait on empty queues."""
+RESERVED_SHARE = 5
+"""One slot in five may be kept free for messages of slow hosts whose starts are near."""
+MOST_KEPT = 8.0
+"""Most seconds for which a slot is kept for a message, less than starts are booked ahead."""
 HOST_WAIT = 1.0
-"""Most seconds that a slot waits on the empty queue of a host, whose permit it has meanwhile."""
+"""Most seconds that a receive waits on the empty queue of a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class Receive:
 
     `empties` is the lane's count at the time of planning; the receive may wait for `wait` seconds.
     `starts` are those of the messages, where the lane is of one host; None if they are to be booked
-    first.
+    first. A `look` is for messages that have neither a slot nor a permit yet.
     """
 
     lane: Lane
@@ -113,6 +117,7 @@ class Receive:
     wait: float = 0.0
     empties: int = 0
     starts: Sequence[float] | None = ()
+    look: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,7 @@ class Planner:
         self._claims_at_once = claims_at_once
         self._most = max(polling.batch, claims_at_once)
         self._busy = 0
-        self._probes = 0
+        self._probes = self._looks = self._reserved = 0
 
     def room(self, ahead: int) -> int:
         """Return how many more messages may be in hand for the slots, if `ahead` may wait."""
@@ -186,7 +191,7 @@ class Planner:
         if most is not None:
             free = min(free, most)
         if free <= 0:
-            return None
+            return self._look_ahead(now) if most is None else None
 
         def eligible(lane: Lane) -> bool:
             return self._is_eligible(lane, free, now, starts=starts)
@@ -208,20 +213,26 @@ class Planner:
         return Acquire(lane, self._policy.may_acquire(lane, free, now))
 
     def _is_eligible(self, lane: Lane, free: int, now: float, *, starts: bool) -> bool:
-        if lane.closed or lane.dropped or (lane.host and self._policy.is_out(lane, now)):
+        if lane.closed or lane.dropped:
+            return False
+        rests = lane.probing or lane.looking or now < lane.not_before
+        if rests and not (starts and (lane.turned or lane.buffer)):
+            return False
+        if lane.host and not lane.turned and self._policy.is_out(lane, now):
             return False
         if starts and self._may_start(lane, now):
             return True
         if self._may_receive(lane, now) > 0:
             return True
-        rests = lane.probing or now < lane.not_before
-        if rests and not (starts and lane.turned):
+        if rests and not lane.turned:
             return False
         return self._policy.may_acquire(lane, free, now) > 0
 
     def _may_receive(self, lane: Lane, now: float) -> int:
         """Return how many messages may be asked of a lane, none while it rests."""
-        if lane.probing or now < lane.not_before:
+        if lane.probing or lane.looking or now < lane.not_before:
+            return 0
+        if lane.is_looked_at and self._looks >= self._slots:
             return 0
         return self._policy.may_receive(lane, now)
 
@@ -243,6 +254,10 @@ class Planner:
     def received(self, plan: Receive, started: int) -> None:
         """End a receive: `started` of the messages it asked for will be started."""
         lane = plan.lane
+        if plan.look:
+            lane.looking = False
+            self._looks -= 1
+            return
         self.free(lane, plan.count - started)
         if lane.host and started < plan.count:
             self._policy.put_back(lane, (plan.starts or ())[started:])
@@ -251,6 +266,10 @@ class Planner:
             lane.probing = False
         if plan.wait and not (lane.is_control or lane.host):
             self._probes -= 1
+
+    def found(self, lane: Lane, count: int) -> None:
+        """Note that a look found messages: they are in hand, with neither a slot nor a permit."""
+        lane.kept += count
 
     def free(self, lane: Lane, count: int) -> None:
         """Note that `count` messages of a lane are no longer in hand."""
@@ -329,26 +348,76 @@ class Planner:
         self, lane: Lane, count: int, now: float, *, may_wait: bool, buffers: bool
     ) -> Receive:
         """Ask an empty lane for one message, waiting if the slot has nothing better to do; ask any
-        other for as many as a receive may bring, with their starts."""
+        other for as many as a receive may bring, with their starts: these would pass while it
+        waits."""
+        if lane.is_looked_at:
+            return self._look(lane, count)
         if not lane.empties:
             extra = 0
             if buffers and self._claims_at_once == 1:
                 extra = self._policy.may_buffer(lane, count, now)
             lane.refilling += extra
             self._book(lane, count)
-            # A start would be lost to a queue that has a message and does not find it.
-            wait = min(self._polling.wait, HOST_WAIT) if lane.host else 0.0
-            starts = self._policy.take(lane, count)
-            return Receive(lane, count, extra=extra, wait=wait, starts=starts)
+            return Receive(lane, count, extra=extra, starts=self._policy.take(lane, count))
         wait = 0.0
         lane.probing = True
         probes = max(1, self._slots // PROBE_SHARE)
         if may_wait and (lane.is_control or self._probes < probes):
-            wait = min(self._polling.wait, HOST_WAIT) if lane.host else self._polling.wait
-        if wait and not (lane.is_control or lane.host):
+            wait = self._polling.wait
+        if wait and not lane.is_control:
             self._probes += 1
         self._book(lane, 1)
         return Receive(lane, 1, wait=wait, empties=lane.empties)
+
+    def _look_ahead(self, now: float) -> Receive | None:
+        """Look for messages of slow hosts, though all slots are taken: by their starts some will be
+        free."""
+        for lane in self._policy.ahead:
+            if not (lane.closed or lane.dropped or self._policy.is_out(lane, now)):
+                count = min(self._may_receive(lane, now), self._most)
+                if count > 0:
+                    return self._look(lane, count)
+        return None
+
+    @property
+    def call_seconds(self) -> float:
+        """The seconds after which a slot will be free, most likely: a call lasts so long."""
+        seconds = max((lane.task_seconds for lane in self._lanes if lane.busy), default=0.0)
+        return min(seconds, MOST_KEPT)
+
+    def reserve(self, lane: Lane) -> bool:
+        """Keep the next free slot for a message whose start is near; return whether that may be:
+        most slots are for whatever comes."""
+        if self._reserved >= self._slots // RESERVED_SHARE:
+            return False
+        self._reserved += 1
+        self._busy += 1
+        lane.share.expected += 1
+        return True
+
+    def take_reserved(self, lane: Lane, now: float) -> bool:
+        """Let a message have the slot that was kept for it, if it has its other permits."""
+        self.free_reserved(lane)
+        if not self._policy.may_start(lane, now):
+            return False
+        self._book(lane, 1)
+        lane.kept -= 1
+        return True
+
+    def free_reserved(self, lane: Lane) -> None:
+        """Keep a slot no longer."""
+        lane.share.expected -= 1
+        self._reserved -= 1
+        self._busy -= 1
+
+    def _look(self, lane: Lane, count: int) -> Receive:
+        """Look for messages of a host beside the slots; many such looks do not wait, so that each
+        lane has its turn."""
+        lane.looking = True
+        self._looks += 1
+        waits = 2 * self._looks <= self._slots
+        wait = min(self._polling.wait, HOST_WAIT) if waits else 0.0
+        return Receive(lane, count, wait=wait, empties=lane.empties, look=True)
 
     def _book(self, lane: Lane, count: int) -> None:
         lane.busy += count

@@ -6,7 +6,7 @@ permit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -66,6 +66,12 @@ class Policy(Protocol):
         """Return whether nothing can be done for the lane of one host, at a glance."""
         ...
 
+    @property
+    def ahead(self) -> Collection[Lane]:
+        """The lanes of hosts whose messages wait in hand for their starts, however busy the slots
+        are."""
+        ...
+
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return whether a message in the lane's buffer may start now."""
         ...
@@ -94,6 +100,11 @@ class Policy(Protocol):
     async def book(self, lane: Lane, count: int) -> Sequence[float]:
         """Book up to `count` starts that were to be booked; return those for which messages may be
         asked for now. Raises ConveyorError if the ledger does not answer."""
+        ...
+
+    async def may_look(self, lane: Lane) -> bool:
+        """Tell whether the host of a lane is open, which is to be asked for messages without a
+        start. Raises ConveyorError if the ledger does not answer."""
         ...
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:

@@ -65,6 +65,8 @@ class MessageReceiver:
 
         Raises ConveyorError if the queue or the ledger does not answer.
         """
+        if plan.look and not await self._may_look(plan):
+            return None
         if plan.starts is None:
             booked = await self._booked(plan)
             if booked is None:
@@ -92,12 +94,25 @@ class MessageReceiver:
 
     def _rest(self, plan: Receive, began: float) -> None:
         """Let the lane of an empty queue rest, unless its receive waited: a queue that answered
-        without waiting is not to be asked again at once. Nor is that of a host, for each such
-        receive takes a permit of it."""
+        without waiting is not to be asked again at once. Nor is that of a host, of which a run may
+        have many."""
         lane, now = plan.lane, self._clock.monotonic()
         lane.found_nothing(now, empties_before=plan.empties)
         if now - began < plan.wait or not plan.wait or lane.host:
-            lane.rest_until(now + self._polling.pause_after(lane.empties, self._clock.random()))
+            pause = self._polling.pause_after(lane.empties, self._clock.random())
+            # The rows of a host that fall due wait no longer than that.
+            most = self._polling.pause_cap if lane.host else pause
+            lane.rest_until(now + min(pause, most))
+
+    async def _may_look(self, plan: Receive) -> bool:
+        """Tell whether a look may be made; else nothing was asked for."""
+        may_look = False
+        try:
+            may_look = await self._policy.may_look(plan.lane)
+        finally:
+            if not may_look:
+                self._planner.received(plan, 0)
+        return may_look
 
     async def _booked(self, plan: Receive) -> Receive | None:
         """Book the starts of the messages that a plan asks for; ask for no more messages than there

@@ -14,7 +14,7 @@ messages have a queue of their own; others take such a permit message by message
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import anyio
@@ -84,6 +84,11 @@ class ReservePolicy:
         leases = self._leases.values()
         return sum(lease.permits for lease in leases if not (lease.of_caller or lease.of_host))
 
+    @property
+    def ahead(self) -> Collection[Lane]:
+        """The lanes of slow hosts, and of those that share their starts."""
+        return self.hosts.ahead if self.hosts is not None else ()
+
     def is_out(self, lane: Lane, now: float) -> bool:
         """Return True if a lane of one host has no permit of it to spare, and can get none now."""
         for lease in self._by_lane.get(lane, ()):
@@ -92,14 +97,18 @@ class ReservePolicy:
         return False
 
     def may_start(self, lane: Lane, now: float) -> bool:
-        """Return True if a permit is idle and still usable."""
-        if not all(self.has_spare(lease, now) for lease in self._leases_of(lane)):
-            return False
-        return lane.room > 0
+        """Return True if a permit is idle and still usable. Those of its host a message that waits
+        for its start has already."""
+        return not self._lacking(lane, now) and lane.room > 0
 
     def may_receive(self, lane: Lane, now: float) -> int:
         """Return the idle permits, within the room that the job's limit leaves; of a lane of one
-        host no more than there are starts, or than can be booked."""
+        host no more than there are starts, or than can be booked. An empty one is looked at while
+        there are permits of the job at all: none is used."""
+        if lane.is_looked_at:
+            if self._lacking(lane, now):
+                return 0
+            return 1 if self.hosts is None else self.hosts.unseen(lane, now)
         most = lane.room
         for lease in self._leases_of(lane):
             if not self._usable_at(lease, now):
@@ -129,6 +138,8 @@ class ReservePolicy:
         most = min(free - lane.unsettled, lane.room)
         if lane.host and self.hosts is not None and self.hosts.is_closed(lane, now):
             return 0
+        if lane.is_looked_at:
+            most = min(most, 1)
         lacking = self._lacking(lane, now)
         for lease in lacking:
             if lease.calling or now < lease.cool_until:
@@ -137,8 +148,19 @@ class ReservePolicy:
         return max(0, most) if lacking else 0
 
     def _lacking(self, lane: Lane, now: float) -> list[JobLease]:
-        """Return the leases that have no permit to spare for a lane, the job's first."""
-        return [lease for lease in self._leases_of(lane) if not self.has_spare(lease, now)]
+        """Return the leases that have no permit to spare for a lane, the job's first. A message
+        that waited has the permits of its host; an empty lane of a host needs none of it, and of
+        others none to spare."""
+        leases = self._leases_of(lane)
+        if lane.turned:
+            leases = tuple(lease for lease in leases if not lease.of_host)
+        elif lane.is_looked_at:
+            return [
+                lease
+                for lease in leases
+                if not (lease.of_host or (lease.permits > 0 and self._usable_at(lease, now)))
+            ]
+        return [lease for lease in leases if not self.has_spare(lease, now)]
 
     async def acquire(self, lane: Lane, count: int) -> None:
         """Ask for `count` permits of each kind that lacks; stop at the first that is refused."""
@@ -197,6 +219,10 @@ class ReservePolicy:
         """Book starts."""
         assert self.hosts is not None
         return await self.hosts.fill(lane, count)
+
+    async def may_look(self, lane: Lane) -> bool:
+        """See what the host has said, once; its bookings tell of it later on."""
+        return self.hosts is None or await self.hosts.is_open(lane)
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again, and hand an idle permit of the host to a worker that wants
@@ -263,12 +289,13 @@ class ReservePolicy:
         return list(dict.fromkeys(fenced))
 
     def _kept(self, lease: JobLease, now: float) -> int:
-        """Return how many permits to keep though they are idle: one of a job with open lanes; of a
-        host only those for starts in hand, and none that others want."""
+        """Return how many permits to keep though they are idle: one of a job with open lanes, and
+        those for messages that have their slots kept; of a host only those for starts in hand, and
+        none that others want."""
         if not any(not lane.closed for lane in lease.lanes):
             return 0
         if not lease.of_host:
-            return 1
+            return max(1, lease.busy + lease.expected)
         hosts = self.hosts
         if hosts is None or lease.others_want > 0:
             return 0

@@ -14,7 +14,7 @@ The picking rules are fewest calls in flight, which workers use, round robin and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -165,6 +165,11 @@ class ReceiveFirstPolicy:
         """Return False: permits of hosts are not taken."""
         return False
 
+    @property
+    def ahead(self) -> Collection[Lane]:
+        """None: hosts have no limits."""
+        return ()
+
     def may_start(self, lane: Lane, now: float) -> bool:
         """Return False: nothing is buffered, so nothing waits to be started."""
         return False
@@ -191,6 +196,10 @@ class ReceiveFirstPolicy:
     async def book(self, lane: Lane, count: int) -> Sequence[float]:
         """Nothing: starts are not booked."""
         return ()
+
+    async def may_look(self, lane: Lane) -> bool:
+        """No host is closed."""
+        return True
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Nothing was taken."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from random import Random
 
 import anyio
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
 from conveyor.engine.hosts import PATIENCE, WAITING_OF_HOST
-from conveyor.ports.pacing import HostState
+from conveyor.ports.handler import ACKNOWLEDGE, Outcome
+from conveyor.ports.pacing import NOTHING_ELSE, Booking, HostState
 from conveyor.ports.permits import LeaseRequest
 from conveyor.ports.queues import Delivery, TaskMessage, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
@@ -354,6 +356,68 @@ async def test_an_empty_lane_keeps_no_permit_of_its_host_from_a_run_elsewhere() 
         assert bench.tasks.peak[run_queue("b")] == 1
 
 
+def counted(bench: World) -> Counter[str]:
+    """Count the calls of the ledger of starts."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., Awaitable[object]]) -> Callable[..., object]:
+        async def count(*given: object, **named: object) -> object:
+            calls[name] += 1
+            return await call(*given, **named)
+
+        return count
+
+    for name in ("book", "line_up", "state"):
+        setattr(bench.pacing, name, counting(name, getattr(bench.pacing, name)))
+    return calls
+
+
+@pytest.mark.slow
+async def test_lanes_whose_rows_all_wait_cost_the_ledger_next_to_nothing() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(63))
+    bench = world(limit=2, rate=5.0, seconds=0.1)
+    calls = counted(bench)
+    bench.tasks.outcome = lambda _delivery: Outcome(hide_for=60.0)
+    async with bench.running():
+        await bench.submit("a", 63, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(30.0)
+        assert len(bench.starts) == 63
+        before = bench.broken.calls + calls.total()
+        await bench.clock.advance(20.0)
+        assert bench.broken.calls + calls.total() - before <= 200 / 3
+        bench.tasks.outcome = lambda _delivery: ACKNOWLEDGE
+        due = 60.0 + max(moment for moment, _ in bench.starts) + 0.1
+        await bench.clock.advance(due - bench.clock.monotonic() + 6.2)
+        assert len(bench.tasks.done) == 63, "each within the pause, and the wait of its look"
+
+
+async def test_a_message_of_an_empty_lane_waits_for_its_host_without_slot_and_permit() -> None:
+    bench = World(
+        slots=20,
+        duration=lambda delivery: 40.0 if delivery.queue == run_queue("b") else 0.2,
+        workers=2,
+        limits=HostRules(limit=1, rate=10.0),
+    )
+    puts_off = Outcome(hide_for=10.0)
+    bench.tasks.outcome = lambda one: puts_off if one.receive_count == 1 else ACKNOWLEDGE
+    async with bench.running():
+        await bench.submit("a", 1, hosts=(A,), lanes=(A,))
+        await bench.members[1].dispatcher.close_lane("a")
+        await bench.clock.advance(2.0)
+        bench.tasks.outcome = lambda _delivery: ACKNOWLEDGE
+        await bench.submit("b", 1, hosts=(A,))
+        await bench.dispatcher.close_lane("b")
+        await bench.clock.advance(18.0)
+        lane = bench.dispatcher.lanes.of("a")[1]
+        assert (lane.busy, lane.kept, lane.waiting) == (0, 1, 1)
+        assert bench.dispatcher.calling == 0
+        received = bench.received()
+        await bench.clock.advance(30.0)
+        assert len(bench.tasks.done) == 2
+        assert bench.received() == received
+        assert bench.tasks.peak["all"] == 1
+
+
 @pytest.mark.slow
 async def test_empty_lanes_leave_the_starts_that_hosts_share_to_those_with_work() -> None:
     hosts = tuple(f"h{number}.example:443" for number in range(12))
@@ -368,7 +432,95 @@ async def test_empty_lanes_leave_the_starts_that_hosts_share_to_those_with_work(
         await bench.clock.advance(5.0)
         before = len(bench.starts)
         await bench.clock.advance(6.0)
-        assert len(bench.starts) - before >= 17, "of 24"
+        assert len(bench.starts) - before >= 23, "of 24"
+
+
+def shared(*, rate: float) -> World:
+    """Hosts that are counted as one."""
+    return World(
+        slots=20,
+        duration=lambda _delivery: 0.1,
+        ledger=BrokenLedger,
+        limits=HostRules(patterns={"*.example": HostPattern(limit=None, rate=rate, together=True)}),
+    )
+
+
+def booked(bench: World) -> list[tuple[str, ...]]:
+    """Note the keys of each start that is booked."""
+    book, keys = bench.pacing.book, []
+
+    async def noting(
+        host: str, interval: float, count: int = 1, *, also: Mapping[str, float] = NOTHING_ELSE
+    ) -> Booking:
+        booking = await book(host, interval, count, also=also)
+        keys.extend([(host, *also)] * len(booking.starts))
+        return booking
+
+    bench.pacing.book = noting  # type: ignore[method-assign]
+    return keys
+
+
+async def test_hosts_that_share_starts_use_all_of_them_as_their_lanes_run_dry() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(12))
+    bench = shared(rate=2.0)
+    bench.queues.receive_time = 0.03
+    keys = booked(bench)
+    async with bench.running():
+        await bench.submit("a", 36, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(35 / 2.0 + 1.0)
+        assert len(bench.tasks.done) == 36
+        assert (len(keys), bench.received()) == (36, 36)
+
+
+async def test_a_lane_that_has_never_given_a_message_is_asked_without_a_start() -> None:
+    bench = world(rate=0.5)
+    keys = booked(bench)
+    async with bench.running():
+        await bench.submit("a", 3, hosts=(B,), lanes=(A, B))
+        await bench.clock.advance(10.0)
+    assert len(bench.tasks.done) == 3
+    assert not [asked for asked in keys if host_key(A) in asked]
+
+
+async def test_hosts_that_share_starts_do_not_each_ask_for_the_next_one() -> None:
+    hosts = tuple(f"h{number}.example:443" for number in range(30))
+    bench = shared(rate=0.05)
+    calls = counted(bench)
+    async with bench.running():
+        await bench.submit("a", 90, hosts=hosts, lanes=hosts)
+        await bench.clock.advance(41.0)
+        assert len(bench.starts) == 3
+        assert calls["book"] <= 6
+
+
+SLOW, SLOWEST = "s2.polite:443", "s1.polite:443"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [(SLOW, SLOWEST), ()])
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+async def test_slow_hosts_use_their_starts_though_the_slots_are_taken(
+    lanes: tuple[str, ...], jitter: float
+) -> None:
+    rates = {"s1.polite": 0.05, "s2.polite": 0.5}
+    chance = Random(3)
+    bench = World(
+        slots=10,
+        duration=lambda _: 2.4 * (1 + jitter * chance.uniform(-1, 1)),
+        limits=HostRules(patterns={host: HostPattern(rate=rate) for host, rate in rates.items()}),
+    )
+    bench.queues._window = 10_000
+    bench.queues.receive_time = 0.02
+    plain = tuple(f"h{number}.example:443" for number in range(6))
+    async with bench.running():
+        await bench.submit("a", 1_500, hosts=(*plain, SLOW, SLOW, SLOWEST), lanes=lanes)
+        await bench.clock.advance(20.0)
+        before = len(bench.starts)
+        await bench.clock.advance(200.0)
+    made = Counter(url for _, url in bench.starts[before:])
+    assert made[f"https://{SLOW}/"] >= 0.95 * 100
+    assert made[f"https://{SLOWEST}/"] >= 0.95 * 10
+    assert made.total() >= 8 * 200.0 / 2.4, "two slots of ten are kept at most"
 
 
 async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
