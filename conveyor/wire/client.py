@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from conveyor.wire.connection import HttpConnection, ReadBuffer
 from conveyor.wire.connector import Connector
 from conveyor.wire.errors import TransportError, TransportTrouble
-from conveyor.wire.head import Framing, HeaderFields
+from conveyor.wire.head import CHUNKS, CONNECTION, HeaderFields
 from conveyor.wire.options import USUAL, ClientOptions
 from conveyor.wire.origin import Origin, split_url, write_request
 from conveyor.wire.pool import KEEP_ALIVE, Pool
@@ -43,14 +43,16 @@ class Answer(AsyncIterator[bytes]):
         self._accepts_ragged = accepts_ragged
         self.status = head.status
         self.headers: HeaderFields = head.headers
-        has_length = head.framing in (Framing.LENGTH, Framing.NO_BODY)
-        self.length = head.length if has_length else None
+        is_open_ended = head.framing is CHUNKS or head.framing is CONNECTION
+        self.length = None if is_open_ended else head.length
         self.sent = sent
+
+    def whole(self) -> bytes | None:
+        """Return the whole body if it has arrived; else None, and it is to be read."""
+        return self._reader.take() if self._reader.is_complete else None
 
     async def read(self) -> bytes:
         """Return the whole body. Raises TransportError."""
-        if self._reader.is_complete:
-            return self._reader.take()
         return b"".join([piece async for piece in self])
 
     def allow(self, seconds: float) -> None:
