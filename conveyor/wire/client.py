@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-from conveyor.wire.connection import HttpConnection, ReadBuffer
+from conveyor.wire.connection import HttpConnection, Outbox, ReadBuffer
 from conveyor.wire.connector import Connector
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.head import CHUNKS, CONNECTION, HeaderFields
@@ -163,9 +163,10 @@ class HttpClient:
                 reader = await awaited
                 return Answer(connection, reader, self._options.ragged_end, sent)
             except TransportError as error:
+                sent -= not connection.has_sent
                 is_unheard = error.trouble is TransportTrouble.INTERRUPTED
-                may_repeat = repeatable and is_kept and is_unheard and not connection.has_answered
-                if sent > 1 or not may_repeat:
+                may_repeat = repeatable and not connection.has_answered or not connection.has_sent
+                if sent > 1 or not (is_kept and is_unheard and may_repeat):
                     error.sent = sent
                     raise
                 connection = None
@@ -265,6 +266,7 @@ class _Opened:
         self.pool = pool
         self.connector = connector
         self._buffer = buffer
+        self._outbox = Outbox()
         self._connections: set[HttpConnection] = set()
         self._all_lost = asyncio.Event()
 
@@ -279,7 +281,9 @@ class _Opened:
             sock.close()
             self.pool.free()
             raise TransportError(TransportTrouble.INTERRUPTED)
-        connection = HttpConnection(origin, sock, self._buffer, on_lost=self._lost)
+        connection = HttpConnection(
+            origin, sock, self._buffer, on_lost=self._lost, outbox=self._outbox
+        )
         self._connections.add(connection)
         await self.connector.set_up(connection, sock)
         connection.on_idle = self.pool.keep
