@@ -221,14 +221,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._handshake = self._loop.create_future()
         await self._handshake
 
+    def is_open(self) -> bool:
+        """Return whether the connection is open and idle. Bytes that nobody waits for may lie on
+        it: `send` looks for them."""
+        return self._reader is None and self.error is None and not self._transport.is_closing()
+
     def is_usable(self) -> bool:
         """Return whether the connection is open and idle, and no byte has arrived on it."""
-        return (
-            self._reader is None
-            and not self._transport.is_closing()
-            and self.error is None
-            and self._input.is_silent()
-        )
+        return self.is_open() and self._input.is_silent()
 
     def abort(self) -> None:
         """Drop the connection at once, or once its transport is made."""
