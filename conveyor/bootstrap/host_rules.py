@@ -65,8 +65,10 @@ class WatchedHostRules:
 
     def __call__(self) -> HostRules:
         """Return the rules as they are now."""
+        if self._path is None:
+            return self.rules
         now = self._clock.monotonic()
-        if self._path is not None and now - self._looked_at >= LOOK_EVERY:
+        if now - self._looked_at >= LOOK_EVERY:
             self._looked_at = now
             stamp = self._look()
             if stamp != self._stamp:

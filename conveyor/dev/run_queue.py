@@ -19,11 +19,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from conveyor.domain.ids import MAX_INDEX
 from conveyor.ports.queues import (
+    FIRST_VERSION,
     MAX_BATCH,
     Delivery,
     Message,
@@ -519,17 +519,16 @@ class RunQueue(MessageQueue):
     def _fresh(self, limit: int) -> list[HiddenMessage]:
         start = self._taken
         end = min(start + limit, len(self._task_ids))
-        message = self._hosted if self._hosts else partial(TaskMessage, self._job_id, self.run_id)
-        batch = [
-            HiddenMessage(message(self._task_ids[position]), self._indexes[position])
-            for position in range(start, end)
-        ]
+        task_ids, indexes = self._task_ids[start:end], self._indexes[start:end]
+        job_id, run_id, hosts = self._job_id, self.run_id, self._hosts
+        if hosts:
+            messages = [task_message(job_id, run_id, one, hosts.pop(one, "")) for one in task_ids]
+        else:
+            messages = [TaskMessage(job_id, run_id, one, FIRST_VERSION) for one in task_ids]
+        batch = list(map(HiddenMessage, messages, indexes))
         self._unseen += len(batch)
         self._taken = end
         if end > _SLACK and 2 * end > len(self._task_ids):
             del self._indexes[:end], self._task_ids[:end]
             self._taken = 0
         return batch
-
-    def _hosted(self, task_id: str) -> TaskMessage:
-        return task_message(self._job_id, self.run_id, task_id, self._hosts.pop(task_id, ""))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from conveyor.records.packed_bodies import FOLDER, PackedBody
+from conveyor.records.packed_bodies import FOLDER, PackedBody, packed_key
 
 PACKED_MOST = 256 * 1024
 """Most bytes of a packed body: it is read in one piece, and checked before a byte of it is
@@ -90,7 +90,7 @@ class _Segment:
             head = b"%s %d " % (name.encode(), len(body))
             head += b"%08x\n" % _line_checksum(head, checksum)
             end += len(head)
-            keys.append(PackedBody(self.key, end, len(body), checksum).key)
+            keys.append(packed_key(self.key, end, len(body), checksum))
             parts += (head, body)
             end += len(body)
         data = memoryview(b"".join(parts))

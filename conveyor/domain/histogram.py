@@ -39,15 +39,15 @@ class Histogram:
     def observe(self, seconds: float, *labels: str, traceparent: str = "") -> None:
         """Count one duration; a clock that was set back makes none negative. The W3C `traceparent`
         names its trace, if it has one."""
-        if seconds < 0:
-            seconds = 0.0
         buckets = self._buckets.get(labels)
         if buckets is None:
             buckets = self._buckets[labels] = Buckets([0] * (len(self.bounds) + 1))
         at = bisect_left(self.bounds, seconds)
         buckets.counts[at] += 1
-        buckets.sum += seconds
+        if seconds > 0:
+            buckets.sum += seconds
         if traceparent:
+            seconds = max(seconds, 0.0)
             buckets.traces[at] = traceparent.split("-")[1], seconds
 
     def counts(self) -> list[int]:

@@ -61,9 +61,13 @@ class ShapeCounter:
 
     def add(self, size: int, content_type: str, count: int = 1) -> None:
         """Account for `count` bodies."""
-        self.sizes[size_class(size)] += count
-        name = counted_type(content_type, self.types)
-        self.types[name] = self.types.get(name, 0) + count
+        self.sizes[bisect_right(SIZE_BOUNDS, size)] += count
+        name = media_type(content_type)
+        if name in self.types:
+            self.types[name] += count
+        else:
+            name = counted_type(content_type, self.types)
+            self.types[name] = self.types.get(name, 0) + count
 
     def shape(self) -> ResultShape:
         """Return the shape as it is now."""

@@ -194,7 +194,15 @@ LEAST_HOLD = 10_000
 """Milliseconds for which a row may always be held, so that a clock that was set back does not have
 it asked for too often."""
 
-_TAKEN = TaskChange(TaskStatus.PROCESSING)
+# Each task asks several times, and to look into an enumeration is slow before Python 3.12.
+_PENDING, _PROCESSING, _SUCCESSFUL = (
+    TaskStatus.PENDING,
+    TaskStatus.PROCESSING,
+    TaskStatus.SUCCESSFUL,
+)
+_RUNNING = RunStatus.RUNNING
+
+_TAKEN = TaskChange(_PROCESSING)
 
 
 def claim_change(
@@ -208,7 +216,7 @@ def claim_change(
     status = row.status
     if run_status not in LIVE_RUN_STATES or status in TERMINAL_TASK_STATES:
         return None
-    if status is TaskStatus.PENDING:
+    if status is _PENDING:
         if row.not_before <= now:
             return _TAKEN
         return _held(row.not_before, since=row.updated_at, now=now, is_due_later=True)
@@ -256,7 +264,7 @@ def interrupted_delta(now: int) -> RunDelta:
 
 def is_held(row: HeldRow, claim_number: int) -> bool:
     """Tell whether a claim is still on a row: only its holder may renew or settle."""
-    return row.status is TaskStatus.PROCESSING and row.claim_number == claim_number
+    return row.status is _PROCESSING and row.claim_number == claim_number
 
 
 def settlement_change(settlement: Settlement, *, now: int) -> TaskChange:
@@ -264,7 +272,7 @@ def settlement_change(settlement: Settlement, *, now: int) -> TaskChange:
     if isinstance(settlement, Succeeded):
         event = settlement.event
         return TaskChange(
-            TaskStatus.SUCCESSFUL,
+            _SUCCESSFUL,
             attempts=1,
             event=event,
             result=settlement.result,
@@ -343,7 +351,7 @@ class RunCounters:
 
     def status_after(self, status: RunStatus, *, job_closed: bool, ingesting: bool) -> RunStatus:
         """Let the status of a run follow its counters, while the run is live."""
-        if status is RunStatus.RUNNING and self.successful + self.failed < self.total:
+        if status is _RUNNING and self.successful + self.failed < self.total:
             return status  # what the rule below says too, without a record for every task
         if status not in LIVE_RUN_STATES:
             return status

@@ -546,7 +546,8 @@ class Dispatcher:
         if self.waits is not None and not lane.is_control:
             for message in messages:
                 self._working[message.delivery.receipt] = message
-            messages = self.waits.let_wait(messages, plan.starts or ())
+            if self.waits.may_hold(lane):
+                messages = self.waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
@@ -748,15 +749,15 @@ class Dispatcher:
             failure=failure,
         )
 
-    async def _try(self, message: InHand) -> Outcome | Held:
+    def _try(self, message: InHand) -> Awaitable[Outcome | Held]:
         lane, delivery = message.lane, message.delivery
         throttled = partial(self._throttle, lane)
         if lane.is_control:
-            return await self._control_handler.handle(delivery, throttled)
+            return self._control_handler.handle(delivery, throttled)
         if self._stages is None:
-            return await self._task_handler.handle(delivery, throttled)
+            return self._task_handler.handle(delivery, throttled)
         held, message.held = message.held, None
-        return await self._stages.begin(delivery, throttled, held)
+        return self._stages.begin(delivery, throttled, held)
 
     def _throttle(self, lane: Lane) -> None:
         lane.throttle(self._clock.monotonic())

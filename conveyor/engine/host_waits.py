@@ -49,6 +49,10 @@ class HostWaits:
         self._go_on = go_on
         self._scopes: dict[InHand, anyio.CancelScope] = {}
 
+    def may_hold(self, lane: Lane) -> bool:
+        """Tell whether messages of a lane may have to wait for their hosts at all."""
+        return bool(lane.host) or self._turns.policies.hold(lane.politeness)
+
     def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
         """Let those of the messages wait that came and whose host is not free; return the others.
         Those of one host have `starts`, unless they were found by a look."""

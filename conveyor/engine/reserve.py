@@ -236,17 +236,17 @@ class ReservePolicy:
     async def admit(self, lane: Lane, delivery: Delivery) -> str | None:
         """Return the permit, which is in hand unless it was lost since the message was asked
         for."""
-        now = self._clock.monotonic()
-        for lease in self._leases_of(lane):
-            if lease.busy > lease.permits or not self._usable_at(lease, now):
+        now, usable = self._clock.monotonic(), self._usable
+        for lease in self._by_lane.get(lane) or self._leases_of(lane):
+            if lease.busy > lease.permits or now >= lease.renewed_at + usable:
                 return None
         return delivery.receipt
 
     async def discharge(self, lane: Lane, permit: str) -> None:
         """Keep the permit for the next message, or hand it to a worker that has fewer."""
-        now = self._clock.monotonic()
-        for lease in self._leases_of(lane):
-            lease.hand_over(now)
+        for lease in self._by_lane.get(lane) or self._leases_of(lane):
+            if lease.stale or lease.surplus:
+                lease.hand_over(self._clock.monotonic())
 
     def bounce_for(self, lane: Lane, delivery: Delivery, now: float) -> float:
         """Give a message whose permit was lost back at once."""

@@ -43,6 +43,9 @@ class AiohttpAnswer:
         self.length = None  # aiohttp tells a length that counts from one that does not by itself
         self.sent = 1
 
+    def whole(self) -> bytes | None:
+        return None
+
     async def read(self) -> bytes:
         try:
             return await self._response.read()

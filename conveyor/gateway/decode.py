@@ -263,6 +263,8 @@ async def read_content(answer: HttpAnswer, max_bytes: int) -> Content:
         if length > max_bytes:
             raise too_large(max_bytes)
         if length <= SMALL:
+            if (whole := answer.whole()) is not None:
+                return whole
             try:
                 return await answer.read()
             except TransportError as error:

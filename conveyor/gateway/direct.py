@@ -164,7 +164,10 @@ class DirectGateway:
     async def _fetch(self, request: ScrapeRequest) -> Opened:
         tally = _Tally(request.api_key)
         try:
-            answer = await self._follow(request, tally)
+            hop, deadline = _first_hop(request), self._clock.monotonic() + request.timeout
+            answer = await self._send(hop, request.timeout, tally)
+            if _location(answer, request):
+                answer = await self._follow(hop, answer, request, deadline, tally)
             try:
                 if not 200 <= answer.status < 300 and not is_allowed(answer.status, request.params):
                     pause = max(tally.pause, self._asked(answer) or 0.0)
@@ -195,10 +198,10 @@ class DirectGateway:
             return None
         return asked_pause(after, now=self._clock.now(), cap=self._retry_after_cap)
 
-    async def _follow(self, request: ScrapeRequest, tally: _Tally) -> HttpAnswer:
-        hop = _first_hop(request)
-        deadline = self._clock.monotonic() + request.timeout
-        answer = await self._send(hop, request.timeout, tally)
+    async def _follow(
+        self, hop: _Hop, answer: HttpAnswer, request: ScrapeRequest, deadline: float, tally: _Tally
+    ) -> HttpAnswer:
+        """Follow the redirects from an answer; return the last one."""
         followed = 0
         while location := _location(answer, request):
             answer.release()

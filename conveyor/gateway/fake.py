@@ -449,6 +449,9 @@ class _FakeAnswer:
             )
         self._wire = wire
 
+    def whole(self) -> bytes | None:
+        return None
+
     async def read(self) -> bytes:
         if self._trouble is not None:
             raise TransportError(self._trouble)

@@ -53,6 +53,10 @@ class HttpAnswer(Protocol):
         """The length of the body as it arrives, where the head announces it."""
         ...
 
+    def whole(self) -> bytes | None:
+        """Return the whole body if it has arrived; else None, and it is to be read."""
+        ...
+
     async def read(self) -> bytes:
         """Return the whole body. Raises TransportError."""
         ...

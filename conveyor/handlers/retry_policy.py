@@ -223,12 +223,15 @@ def trace_attributes(job_id: str, task: Task, settlement: Settlement) -> dict[st
     return attributes
 
 
+_ATTEMPT = EventKind.ATTEMPT
+
+
 def attempt_event(
     task: Task, ended: Success | ScrapeFailed, *, started_at: int, ended_at: int
 ) -> Event:
     """Return the event that an attempt leaves in its task's history."""
     return Event(
-        kind=EventKind.ATTEMPT,
+        kind=_ATTEMPT,
         attempt=task.attempts + 1,
         started_at=started_at,
         ended_at=ended_at,

@@ -64,7 +64,7 @@ from conveyor.ports.handler import (
     Throttled,
 )
 from conveyor.ports.pipeline import Pipeline
-from conveyor.ports.queues import Delivery, Queues, Signals, TaskMessage
+from conveyor.ports.queues import FIRST_VERSION, Delivery, Queues, Signals, TaskMessage
 from conveyor.ports.records import WorkerRuns
 from conveyor.ports.tasks import (
     Claim,
@@ -285,7 +285,7 @@ class TaskHandler(StagedHandler):
     # -- claims --
 
     async def _claim(self, delivery: Delivery) -> ClaimedTask | Outcome:
-        request = self._claim_request(delivery, self._new_holder())
+        [request] = self._claim_requests([delivery])
         try:
             claim = await self._tasks.claim_task(
                 request.run_id,
@@ -305,8 +305,7 @@ class TaskHandler(StagedHandler):
     async def claim(self, deliveries: Sequence[Delivery]) -> list[Held | Outcome | None]:
         if self._pipeline is None or not self._breaker.is_closed:
             return [None] * len(deliveries)
-        holder = self._new_holder()
-        requests = [self._claim_request(delivery, holder) for delivery in deliveries]
+        requests = self._claim_requests(deliveries)
         try:
             claims = await self._pipeline.tasks.claim_tasks(requests)
         except Exception as error:
@@ -327,19 +326,18 @@ class TaskHandler(StagedHandler):
                 found.append(self._claimed(delivery, request, claim))
         return found
 
-    def _new_holder(self) -> str:
-        """Name a claim, so that undoing it never undoes another of the same worker."""
+    def _claim_requests(self, deliveries: Sequence[Delivery]) -> list[ClaimRequest]:
+        """Ask for claims in a name that no others have, so that undoing them never undoes another
+        of the same worker."""
         self._calls += 1
-        return f"{self._name}/{self._calls}"
-
-    def _claim_request(self, delivery: Delivery, holder: str) -> ClaimRequest:
-        message = delivery.message
-        assert isinstance(message, TaskMessage)
-        now = self._clock.now()
-        until = now + int(self._options.visibility * 1000)
-        return ClaimRequest(
-            message.run_id, message.task_id, holder, now, until, self._options.max_interruptions
-        )
+        holder, now = f"{self._name}/{self._calls}", self._clock.now()
+        until, most = now + int(self._options.visibility * 1000), self._options.max_interruptions
+        messages = [delivery.message for delivery in deliveries]
+        return [
+            ClaimRequest(message.run_id, message.task_id, holder, now, until, most)
+            for message in messages
+            if isinstance(message, TaskMessage)
+        ]
 
     def _claimed(
         self, delivery: Delivery, request: ClaimRequest, claim: Claim
@@ -444,7 +442,8 @@ class TaskHandler(StagedHandler):
                 return outcome
             await self._store(held)
             self._count_success(held)
-            return await self._settled(held, await self._settle(held))
+            settled = await self._settle(held)
+            return self._note_settled(held, settled) or await self._after(held, settled)
         except BaseException:
             await self._give_up(held)
             raise
@@ -741,7 +740,8 @@ class TaskHandler(StagedHandler):
             try:
                 if isinstance(settled, Exception):
                     raise settled
-                outcomes[held] = await self._settled(held, settled)
+                outcome = self._note_settled(held, settled)
+                outcomes[held] = outcome or await self._after(held, settled)
             except Exception as error:
                 held.error = error
         lost = [held for held in tasks if held.error is not None]
@@ -755,18 +755,12 @@ class TaskHandler(StagedHandler):
         try:
             if self._pipeline is not None and len(tasks) > 1:
                 now = self._clock.now()
-                return await self._pipeline.tasks.settle_tasks(
-                    [
-                        SettleRequest(
-                            held.task.run_id,
-                            held.task.task_id,
-                            held.task.claim_number,
-                            held.settlement,
-                            now,
-                        )
-                        for held in tasks
-                    ]
-                )
+                requests = [
+                    SettleRequest(row.run_id, row.task_id, row.claim_number, held.settlement, now)
+                    for held in tasks
+                    for row in [held.task]
+                ]
+                return await self._pipeline.tasks.settle_tasks(requests)
             return [await self._settle(held) for held in tasks]
         except Exception as error:
             return [error] * len(tasks)
@@ -779,8 +773,9 @@ class TaskHandler(StagedHandler):
             task.run_id, task.task_id, task.claim_number, held.settlement, now=self._clock.now()
         )
 
-    async def _settled(self, held: ClaimedTask, settled: Settled) -> Outcome:
-        """Return what follows from a settlement."""
+    def _note_settled(self, held: ClaimedTask, settled: Settled) -> Outcome | None:
+        """Take note of a settlement; return what follows if the task ended successful, else None,
+        and more is to be done."""
         self._forget(held, ended=True)
         if held.answered_at is not None:
             self._observer.task_settled(self._clock.monotonic() - held.answered_at)
@@ -788,11 +783,14 @@ class TaskHandler(StagedHandler):
             failed = isinstance(held.settlement, Failed)
             attributes = trace_attributes(held.job_id, held.task, held.settlement)
             held.trace.end(self._clock.now(), attributes, failed=failed)
+        if settled.applied and isinstance(held.settlement, Succeeded):
+            return self._ended(_message_of(held), held, settled)
+        return None
+
+    async def _after(self, held: ClaimedTask, settled: Settled) -> Outcome:
+        """Return what follows from a settlement with which no task ended successful."""
         settlement = held.settlement
-        ended = TaskMessage(held.job_id, held.task.run_id, held.task.task_id)
         if isinstance(settlement, Succeeded):
-            if settled.applied:
-                return self._ended(ended, held, settled)
             # The claim was lost, or the run deleted: nothing will ever refer to this body.
             await self._remove(held.blob_key)
             return ACKNOWLEDGE
@@ -800,7 +798,7 @@ class TaskHandler(StagedHandler):
             # What came behind the body made the attempt fail.
             await self._discard(held)
         if isinstance(settlement, Failed):
-            return self._ended(ended, held, settled)
+            return self._ended(_message_of(held), held, settled)
         if isinstance(settlement, Released) or settled.run_status not in LIVE_RUN_STATES:
             return ACKNOWLEDGE
         # Not for longer than was meant, if the clock was set back meanwhile.
@@ -849,6 +847,10 @@ class TaskHandler(StagedHandler):
             await self._queues.drop_run(run_id)
         finally:
             self._signals.run_ended(run_id)
+
+
+def _message_of(held: ClaimedTask) -> TaskMessage:
+    return TaskMessage(held.job_id, held.task.run_id, held.task.task_id, FIRST_VERSION)
 
 
 def _meaning(error: ConveyorError) -> ScrapeFailed | ResultLost:

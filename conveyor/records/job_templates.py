@@ -34,9 +34,10 @@ class JobTemplates:
 
     async def get(self, job_id: str) -> JobTemplate | None:
         """Find the template of a job; None where the job is gone. Raises UnsealError."""
-        if job_id in self._kept:
+        try:
             return self._kept[job_id]
-        job = await self._jobs.find_job(job_id)
+        except KeyError:
+            job = await self._jobs.find_job(job_id)
         if job is None:
             return None
         api_key = self._sealer.unseal(job)

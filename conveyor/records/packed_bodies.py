@@ -24,6 +24,11 @@ _KEY = re.compile(rf"(.+/{FOLDER}/[^/]+)\.(\d{{1,10}})\.(\d{{1,7}})\.([0-9a-f]{{
 _log = logging.getLogger("conveyor.bodies")
 
 
+def packed_key(pack: str, offset: int, size: int, checksum: int) -> str:
+    """The key of a body at a place in a pack."""
+    return f"{pack}.{offset}.{size}.{checksum:08x}"
+
+
 class PackedBody(NamedTuple):
     """The place of a body: the key of its pack, where it begins there, its bytes and their
     CRC-32."""
@@ -36,7 +41,7 @@ class PackedBody(NamedTuple):
     @property
     def key(self) -> str:
         """The key under which a row names it."""
-        return f"{self.pack}.{self.offset}.{self.size}.{self.checksum:08x}"
+        return packed_key(self.pack, self.offset, self.size, self.checksum)
 
     @property
     def end(self) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-from conveyor.wire.connection import HttpConnection, ReadBuffer
+from conveyor.wire.connection import HttpConnection, Outbox, ReadBuffer
 from conveyor.wire.connector import Connector
 from conveyor.wire.errors import TransportError, TransportTrouble
-from conveyor.wire.head import Framing, HeaderFields
+from conveyor.wire.head import CHUNKS, CONNECTION, HeaderFields
 from conveyor.wire.options import USUAL, ClientOptions
 from conveyor.wire.origin import Origin, split_url, write_request
 from conveyor.wire.pool import KEEP_ALIVE, Pool
@@ -43,14 +43,16 @@ class Answer(AsyncIterator[bytes]):
         self._accepts_ragged = accepts_ragged
         self.status = head.status
         self.headers: HeaderFields = head.headers
-        has_length = head.framing in (Framing.LENGTH, Framing.NO_BODY)
-        self.length = head.length if has_length else None
+        is_open_ended = head.framing is CHUNKS or head.framing is CONNECTION
+        self.length = None if is_open_ended else head.length
         self.sent = sent
+
+    def whole(self) -> bytes | None:
+        """Return the whole body if it has arrived; else None, and it is to be read."""
+        return self._reader.take() if self._reader.is_complete else None
 
     async def read(self) -> bytes:
         """Return the whole body. Raises TransportError."""
-        if self._reader.is_complete:
-            return self._reader.take()
         return b"".join([piece async for piece in self])
 
     def allow(self, seconds: float) -> None:
@@ -161,9 +163,10 @@ class HttpClient:
                 reader = await awaited
                 return Answer(connection, reader, self._options.ragged_end, sent)
             except TransportError as error:
+                sent -= not connection.has_sent
                 is_unheard = error.trouble is TransportTrouble.INTERRUPTED
-                may_repeat = repeatable and is_kept and is_unheard and not connection.has_answered
-                if sent > 1 or not may_repeat:
+                may_repeat = repeatable and not connection.has_answered or not connection.has_sent
+                if sent > 1 or not (is_kept and is_unheard and may_repeat):
                     error.sent = sent
                     raise
                 connection = None
@@ -263,6 +266,7 @@ class _Opened:
         self.pool = pool
         self.connector = connector
         self._buffer = buffer
+        self._outbox = Outbox()
         self._connections: set[HttpConnection] = set()
         self._all_lost = asyncio.Event()
 
@@ -277,7 +281,9 @@ class _Opened:
             sock.close()
             self.pool.free()
             raise TransportError(TransportTrouble.INTERRUPTED)
-        connection = HttpConnection(origin, sock, self._buffer, on_lost=self._lost)
+        connection = HttpConnection(
+            origin, sock, self._buffer, on_lost=self._lost, outbox=self._outbox
+        )
         self._connections.add(connection)
         await self.connector.set_up(connection, sock)
         connection.on_idle = self.pool.keep

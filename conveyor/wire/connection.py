@@ -37,6 +37,35 @@ class ReadBuffer:
         self.full_at = held - 2 * size
 
 
+MOST_TOGETHER = 64
+"""Requests that wait for the end of a turn of the loop at most."""
+
+
+class Outbox:
+    """The requests of a client that begin in one turn of the loop, which are sent together at its
+    end. A server on this machine is woken once for them; one by one, each would find it asleep
+    again, and to wake it takes longer than to send."""
+
+    __slots__ = ("_loop", "_waiting")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[HttpConnection] = []
+
+    def add(self, connection: HttpConnection) -> None:
+        """Send the request of a connection soon, and all if they are many."""
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            self._loop.call_soon(self._send)
+        elif len(self._waiting) == MOST_TOGETHER:
+            self._send()
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for connection in waiting:
+            connection.send()
+
+
 def _stay(_connection: HttpConnection) -> None:
     """Leave an idle connection with whoever has it."""
 
@@ -46,8 +75,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     `on_idle` is called when an answer has ended and the connection may carry another request,
     `on_lost` once when it is gone. `idle_since` is the loop's time at the end of the last answer;
-    None before the first. `has_answered` tells whether a byte of an answer to the current request
-    has come, `error` why the connection was dropped.
+    None before the first. `has_sent` tells whether the current request has gone out, `has_answered`
+    whether a byte of an answer to it has come, `error` why the connection was dropped.
     """
 
     __slots__ = (
@@ -59,15 +88,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_loop",
         "_on_lost",
         "_input",
+        "_outbox",
         "_reader",
         "_timer",
         "_timer_at",
         "_tls",
         "_transport",
+        "_unsent",
         "_waiter",
         "_whole_by",
         "error",
         "has_answered",
+        "has_sent",
         "idle_since",
         "on_idle",
         "origin",
@@ -80,14 +112,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         buffer: ReadBuffer,
         *,
         on_lost: Callable[[HttpConnection], None],
+        outbox: Outbox | None = None,
     ) -> None:
         self.origin = origin
         self.idle_since: float | None = None
-        self.has_answered = False
+        self.has_answered = self.has_sent = False
         self.on_idle: Callable[[HttpConnection], None] = _stay
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
+        self._outbox = outbox or Outbox()
+        self._unsent: tuple[bytes, bytes] | None = None
         self._input = SocketInput(sock.fileno())
         self._transport: asyncio.Transport
         self._tls: TlsSession | None = None
@@ -111,17 +146,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         answer_by: float | None = None,
         body: bytes = b"",
     ) -> asyncio.Future[ResponseReader]:
-        """Send a request, and the body after it; return a future of its answer, which is done once
-        the head is there.
+        """Send a request with the others of this turn, and the body after it; return a future of
+        its answer, which is done once the head is there.
 
         Both times are the loop's: the answer is to be whole at `deadline`, its head at `answer_by`.
         The future raises TransportError.
         """
         loop = self._loop
+        self.has_answered = self.has_sent = False
         if self.error is not None:
             # uvloop lets nobody write to a transport that is closed.
             return self.more()
-        self.has_answered = False
         self._reader = ResponseReader(method)
         self._whole_by = deadline
         self._due = due = deadline if answer_by is None else min(deadline, answer_by)
@@ -129,11 +164,25 @@ class HttpConnection(asyncio.BufferedProtocol):
         # by then, and setting a timer costs more than reading the clock when it rings.
         if self._timer is None or self._timer_at > due:
             self._set_timer(due)
+        self._unsent = request, body
+        self._outbox.add(self)
+        self._waiter = waiter = loop.create_future()
+        return waiter
+
+    def send(self) -> None:
+        """Send the request that has begun, unless the connection is gone. A kept one must have been
+        silent up to this moment: what came before would pass for the answer."""
+        if self._unsent is None:
+            return
+        if self.idle_since is not None and not self._input.is_silent():
+            self._fail(TransportError(TransportTrouble.INTERRUPTED))
+            return
+        request, body = self._unsent
+        self._unsent = None
+        self.has_sent = True
         self._write(request)
         if body:
             self._write(body)
-        self._waiter = waiter = loop.create_future()
-        return waiter
 
     def more(self) -> asyncio.Future[ResponseReader]:
         """Return a future that is done once more of the answer's body is there, or its end. The
@@ -172,14 +221,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._handshake = self._loop.create_future()
         await self._handshake
 
+    def is_open(self) -> bool:
+        """Return whether the connection is open and idle. Bytes that nobody waits for may lie on
+        it: `send` looks for them."""
+        return self._reader is None and self.error is None and not self._transport.is_closing()
+
     def is_usable(self) -> bool:
         """Return whether the connection is open and idle, and no byte has arrived on it."""
-        return (
-            self._reader is None
-            and not self._transport.is_closing()
-            and self.error is None
-            and self._input.is_silent()
-        )
+        return self.is_open() and self._input.is_silent()
 
     def abort(self) -> None:
         """Drop the connection at once, or once its transport is made."""
@@ -259,6 +308,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         if reader is None:
             self._fail(malformed())
             return
+        if self._unsent is not None:
+            self._fail(TransportError(TransportTrouble.INTERRUPTED))
+            return
         self.has_answered = True
         has_head = reader.head is not None
         try:
@@ -314,7 +366,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _fail(self, error: TransportError) -> None:
         """Drop the connection, and let whoever waits for the answer know why."""
-        self._reader = None
+        self._reader = self._unsent = None
         if self.error is None:
             self.error = error
         self._cancel_timer()

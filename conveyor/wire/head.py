@@ -17,18 +17,35 @@ MAX_HEAD = 262_144
 MAX_LENGTH = 2**63 - 1
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9])[ ]+([1-9][0-9]{2})(?:[ \t][^\x00\r]*)?")
+_USUAL_STATUS_LINE = re.compile(
+    rb"HTTP/1\.([0-9])[ ]+([1-9][0-9]{2})(?:[ \t][^\x00-\x08\x0a-\x1f\x7f]*)?"
+)
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _ON_FRAMING = re.compile(rb"[ \t]|[^:]*(?:content-length|transfer-encoding)", re.IGNORECASE)
-_WITHOUT_CONTROLS = bytes(byte for byte in range(256) if byte == 9 or 32 <= byte != 127)
 
 _Value = bytes | bytearray
-_Field = tuple[bytes, bytes, bool]
-"""The lowercase name of a field, empty for a line that is none; its value; whether the line is
-written by the book."""
 _MAX_KNOWN, _MAX_KNOWN_LINE = 2_048, 128
-_known: dict[bytes, _Field] = {}
-"""Lines that were read before: most lines of most answers are alike."""
+
+
+class _KnownLines(dict[bytes, tuple[bytes, list[_Value]]]):
+    """Fields by their lines, which are read once: most lines of most answers are alike. A field is
+    its lowercase name, empty for a line that is not written by the book, and the list of its one
+    value, which many answers share, so that nobody may change it."""
+
+    def __missing__(self, line: bytes) -> tuple[bytes, list[_Value]]:
+        name, value, is_exact = _read_field(line)
+        if not is_exact or _CONTROLS.search(line):
+            name = b""
+        field: tuple[bytes, list[_Value]] = (name, [value])
+        if len(line) <= _MAX_KNOWN_LINE:
+            if len(self) >= _MAX_KNOWN:
+                self.clear()
+            self[line] = field
+        return field
+
+
+_known = _KnownLines()
 
 
 class HeaderFields:
@@ -77,6 +94,11 @@ class Framing(Enum):
     CONNECTION = "the end of the connection"
 
 
+NO_BODY, LENGTH, CHUNKS, CONNECTION = Framing
+"""By names of their own: every answer asks several times, and to look into an enumeration is slow
+before Python 3.12."""
+
+
 class ResponseHead:
     """The head of an answer.
 
@@ -111,32 +133,24 @@ def head_end(data: bytes | bytearray, start: int = 0) -> int:
 
 def read_head(data: bytes, method: str) -> ResponseHead:
     """Read a whole head, its empty line included. Raises TransportError(MALFORMED)."""
-    lines, is_clean = _lines(data)
-    matched = _STATUS_LINE.fullmatch(lines[0])
+    lines = data[:-4].split(b"\r\n")
+    matched = _USUAL_STATUS_LINE.fullmatch(lines[0])
+    del lines[0]
+    fields = dict(map(_known.__getitem__, lines))
+    is_clean = matched is not None and b"" not in fields and data.endswith(b"\r\n\r\n")
+    if not is_clean:
+        matched, fields = _read_odd(data)
+    elif len(fields) < len(lines):
+        fields = _gathered(lines)
     if matched is None:
         raise malformed()
     status = int(matched[2])
-    fields: dict[bytes, list[_Value]] = {}
-    values: list[_Value] | None = None
-    known = _known.get
-    for line in lines[1:]:
-        name, value, is_exact = known(line) or _read_field(line)
-        if not is_exact:
-            is_clean = False
-            if not name:
-                values = _fold(line, values)
-                continue
-        if name in fields:
-            values = fields[name]
-            values.append(value)
-        else:
-            values = fields[name] = [value]
     framing, length, is_exact = _framing(status, method, fields)
-    may_keep = is_clean and is_exact and matched[1] != b"0" and framing is not Framing.CONNECTION
+    may_keep = is_clean and is_exact and matched[1] != b"0" and framing is not CONNECTION
     connection = fields.get(b"connection") if may_keep else None
     if connection is not None and connection != [b"keep-alive"]:
         may_keep = b"close" not in _elements(connection)
-    if method == "CONNECT" and framing is Framing.NO_BODY:
+    if method == "CONNECT" and framing is NO_BODY:
         may_keep = True  # a tunnel, of whatever version the proxy speaks
     return ResponseHead(status, HeaderFields(fields), framing, length, may_keep)
 
@@ -146,11 +160,15 @@ def malformed() -> TransportError:
     return TransportError(TransportTrouble.MALFORMED)
 
 
-def _lines(data: bytes) -> tuple[list[bytes], bool]:
-    """Split a head into its lines; return whether they end by the book."""
-    lines = data[:-4].split(b"\r\n")
-    if data.translate(None, _WITHOUT_CONTROLS) == b"\r\n" * (len(lines) + 1):
-        return lines, True
+def _read_odd(data: bytes) -> tuple[re.Match[bytes] | None, dict[bytes, list[_Value]]]:
+    """Read the status line, None if it is none, and the fields of a head that is not written by the
+    book."""
+    first, *lines = _lines(data)
+    return _STATUS_LINE.fullmatch(first), _read_fields(lines)
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Split a head into its lines, which end in one way or another."""
     lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     if any(b"\r" in line or b"\0" in line for line in lines):
         raise malformed()
@@ -160,7 +178,29 @@ def _lines(data: bytes) -> tuple[list[bytes], bool]:
         # To pass over a line about the framing, or its fold, would be to guess the framing.
         if not field and _ON_FRAMING.match(line):
             raise malformed()
-    return [lines[0], *fields], False
+    return [lines[0], *fields]
+
+
+def _gathered(lines: list[bytes]) -> dict[bytes, list[_Value]]:
+    """Read fields by the book of which some come more than once."""
+    fields: dict[bytes, list[_Value]] = {}
+    for name, [value] in map(_known.__getitem__, lines):
+        fields.setdefault(name, []).append(value)
+    return fields
+
+
+def _read_fields(lines: list[bytes]) -> dict[bytes, list[_Value]]:
+    """Read fields of which some are not written by the book."""
+    fields: dict[bytes, list[_Value]] = {}
+    values: list[_Value] | None = None
+    for line in lines:
+        name, value, _ = _read_field(line)
+        if not name:
+            values = _fold(line, values)
+            continue
+        values = fields.setdefault(name, [])
+        values.append(value)
+    return fields
 
 
 def _fold(line: bytes, values: list[_Value] | None) -> list[_Value] | None:
@@ -175,16 +215,13 @@ def _fold(line: bytes, values: list[_Value] | None) -> list[_Value] | None:
     return values
 
 
-def _read_field(line: bytes) -> _Field:
+def _read_field(line: bytes) -> tuple[bytes, bytes, bool]:
+    """Return the lowercase name of a field, empty for a line that is none; its value; whether the
+    line is written by the book."""
     name, colon, value = line.partition(b":")
     bare = name.rstrip(b" \t")
     is_field = bool(colon) and _TOKEN.fullmatch(bare) is not None
-    field = (bare.lower() if is_field else b"", value.strip(b" \t"), is_field and bare == name)
-    if len(line) <= _MAX_KNOWN_LINE:
-        if len(_known) >= _MAX_KNOWN:
-            _known.clear()
-        _known[line] = field
-    return field
+    return bare.lower() if is_field else b"", value.strip(b" \t"), is_field and bare == name
 
 
 def _framing(
@@ -195,18 +232,18 @@ def _framing(
     codings = fields.get(b"transfer-encoding")
     if status < 200 or status in (204, 304) or method == "HEAD":
         is_exact = codings is None and (status == 304 or lengths in (None, [b"0"]))
-        return Framing.NO_BODY, 0, is_exact or (method == "HEAD" and status >= 200)
+        return NO_BODY, 0, is_exact or (method == "HEAD" and status >= 200)
     if method == "CONNECT" and status < 300:
-        return Framing.NO_BODY, 0, True
+        return NO_BODY, 0, True
     if codings is not None:
         applied = [coding for coding in _elements(codings) if coding not in (b"", b"identity")]
         if applied == [b"chunked"]:
-            return Framing.CHUNKS, 0, lengths is None
+            return CHUNKS, 0, lengths is None
         if applied:
             raise malformed()
     if lengths is None:
-        return Framing.CONNECTION, 0, False
-    return Framing.LENGTH, _length(lengths), codings is None
+        return CONNECTION, 0, False
+    return LENGTH, _length(lengths), codings is None
 
 
 def _length(values: list[_Value]) -> int:

@@ -62,36 +62,36 @@ def write_request(
 ) -> bytes:
     """Write a request, or its head only. Raises TransportError(UNSENDABLE) for a name or value that
     HTTP cannot carry."""
-    if method not in _names:
-        _learn(method)
-    lines = [f"{method} {target} HTTP/1.1\r\nHost: {authority}"]
-    for name, value in headers.items():
-        if name not in _names:
-            _learn(name)
-        lines.append(f"{name}: {value}")
-    if body is not None:
-        lines.append(f"Content-Length: {len(body)}")
-    elif method in ("POST", "PUT", "PATCH"):
-        lines.append("Content-Length: 0")
-    text = "\r\n".join(lines)
-    ends = len(lines)  # one for each line but the last, and one of Host
-    if text.count("\n") != ends or text.count("\r") != ends or "\0" in text:
+    if not is_token(method):
         raise TransportError(TransportTrouble.UNSENDABLE)
+    start = f"{method} {target} HTTP/1.1\r\nHost: {authority}\r\n"
+    if start.count("\n") != 2 or start.count("\r") != 2 or "\0" in start:
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    fields = _written_fields(tuple(headers.items()))
+    if body is not None:
+        fields += f"Content-Length: {len(body)}\r\n"
+    elif method in ("POST", "PUT", "PATCH"):
+        fields += "Content-Length: 0\r\n"
     try:
-        head = (text + "\r\n\r\n").encode()
+        head = f"{start}{fields}\r\n".encode()
     except UnicodeEncodeError:
         raise TransportError(TransportTrouble.UNSENDABLE) from None
     return head if body is None or head_only else head + body
 
 
-_MAX_NAMES = 1_024
-_names: set[str] = set()
-"""Methods and field names that are tokens, as callers write them."""
+@lru_cache(maxsize=1_024)
+def is_token(name: str) -> bool:
+    """Tell whether a text is a token, as methods and the names of fields are."""
+    return _TOKEN.fullmatch(name) is not None
 
 
-def _learn(name: str) -> None:
-    if _TOKEN.fullmatch(name) is None:
+@lru_cache(maxsize=64)  # most requests of a client have the fields of the one before
+def _written_fields(fields: tuple[tuple[str, str], ...]) -> str:
+    """Write fields, each with the end of its line. Raises TransportError(UNSENDABLE)."""
+    text = "".join([f"{name}: {value}\r\n" for name, value in fields])
+    ends = len(fields)
+    if text.count("\n") != ends or text.count("\r") != ends or "\0" in text:
         raise TransportError(TransportTrouble.UNSENDABLE)
-    if len(_names) >= _MAX_NAMES:
-        _names.clear()
-    _names.add(name)
+    if not all(is_token(name) for name, _ in fields):
+        raise TransportError(TransportTrouble.UNSENDABLE)
+    return text

@@ -38,7 +38,7 @@ class Pool:
 
     def take(self, origin: Origin, *, idle_for: float) -> HttpConnection | None:
         """Take the connection to an origin that became idle last, if that was less than `idle_for`
-        seconds ago. One on which bytes have arrived is dropped."""
+        seconds ago."""
         idle = self._idle.get(origin)
         while idle:
             connection = idle[-1]
@@ -49,7 +49,7 @@ class Pool:
             del self._by_age[connection]
             if not idle:
                 del self._idle[origin]
-            if connection.is_usable():
+            if connection.is_open():
                 return connection
             connection.abort()
         return None

@@ -6,7 +6,17 @@ from enum import Enum, auto
 
 from conveyor.wire.chunks import ChunkReader
 from conveyor.wire.errors import TransportError, TransportTrouble
-from conveyor.wire.head import MAX_HEAD, Framing, ResponseHead, head_end, malformed, read_head
+from conveyor.wire.head import (
+    CHUNKS,
+    CONNECTION,
+    LENGTH,
+    MAX_HEAD,
+    NO_BODY,
+    ResponseHead,
+    head_end,
+    malformed,
+    read_head,
+)
 
 MAX_PADDING = 65_536
 """Bytes of an answer that are neither its head nor its body: 1xx answers, chunk extensions,
@@ -72,7 +82,7 @@ class ResponseReader:
         if self.is_complete:
             if data:
                 self.may_keep = False
-        elif head.framing is Framing.LENGTH:
+        elif head.framing is LENGTH:
             self._take_length(data)
         elif self._chunks is not None:
             self._take_chunks(self._chunks, data)
@@ -101,7 +111,7 @@ class ResponseReader:
             return
         if self.head is None:
             raise TransportError(TransportTrouble.INTERRUPTED)
-        if self.head.framing is not Framing.CONNECTION or ending is Ending.RESET:
+        if self.head.framing is not CONNECTION or ending is Ending.RESET:
             raise TransportError(TransportTrouble.TRUNCATED)
         if ending is Ending.RAGGED:
             raise TransportError(TransportTrouble.RAGGED)
@@ -112,7 +122,7 @@ class ResponseReader:
         seen = len(self._held)
         held = self._held + data if seen else data
         while True:
-            if held[:7] != _START[: len(held)]:
+            if not held.startswith(_START) and held != _START[: len(held)]:
                 raise malformed()
             end = head_end(held, max(0, seen - 3))
             if end > MAX_HEAD or (end < 0 and len(held) > MAX_HEAD):
@@ -137,11 +147,9 @@ class ResponseReader:
         self.head = head
         self.may_keep = head.may_keep and self._is_exact
         self._left = head.length
-        if head.framing is Framing.CHUNKS:
+        if head.framing is CHUNKS:
             self._chunks = ChunkReader()
-        self.is_complete = head.framing is Framing.NO_BODY or (
-            head.framing is Framing.LENGTH and not head.length
-        )
+        self.is_complete = head.framing is NO_BODY or (head.framing is LENGTH and not head.length)
 
     def _take_length(self, data: bytes) -> None:
         left = self._left

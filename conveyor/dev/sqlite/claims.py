@@ -99,7 +99,7 @@ class CountedRun:
         """Account for one change of a task, and let the status follow where that ended it."""
         self.counters.add(delta)
         self.changed = True
-        if not delta.ends_task:
+        if not (delta.successful or delta.failed):
             return
         status = self.counters.status_after(
             self.status, job_closed=self.job_closed, ingesting=self.ingesting
@@ -165,6 +165,9 @@ def _counters(run: CountedRun) -> tuple[object, ...]:
         to_json(counters.shape.shape()),
     )
 
+
+# Each task asks several times, and to look into an enumeration is slow before Python 3.12.
+_PROCESSING, _DELETED = TaskStatus.PROCESSING, RunStatus.DELETED
 
 _STATES = {
     TaskStatus.PENDING: UNFINISHED,
@@ -268,12 +271,15 @@ Move = ClaimRequest | SettleRequest
 
 @dataclass(slots=True)
 class _Writes:
-    """The changes of a stretch, collected row by row and written table by table."""
+    """The changes of a stretch, collected row by row and written table by table. Rows of `updates`
+    and `results` leave out what `failures` and `records` have."""
 
     claims: list[tuple[object, ...]] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
     updates: list[tuple[object, ...]] = field(default_factory=list)
+    failures: list[tuple[object, ...]] = field(default_factory=list)
     waits: list[tuple[object, ...]] = field(default_factory=list)
+    results: list[tuple[object, ...]] = field(default_factory=list)
     records: list[tuple[object, ...]] = field(default_factory=list)
 
     def change(
@@ -281,26 +287,28 @@ class _Writes:
     ) -> None:
         """Write a change of a row, and release the row where it is not processing any more."""
         key, event, not_before = row.task_key, change.event, change.not_before
-        if event is not None:
-            result = None if change.result is None else to_json(change.result)
+        if event is not None and change.result is not None:
+            self.results.append((key, to_json(event), to_json(change.result)))
+        elif event is not None:
             error = None if change.error is None else to_json(change.error)
-            self.records.append((key, to_json(event), result, error, change.failure))
+            self.records.append((key, to_json(event), None, error, change.failure))
         if change.waiting is not None:
             self.waits.append((key, change.waiting, change.waiting_since))
-        if change.status is not TaskStatus.PROCESSING:
+        if change.status is not _PROCESSING:
             self.releases.append(key)
-        self.updates.append(
-            (
-                key,
-                _STATES[change.status],
-                now,
-                row.attempts + change.attempts,
-                row.interruptions + change.interruptions,
-                row.claim_number,
-                row.not_before if not_before is None else not_before,
-                group,
-            )
+        update = (
+            key,
+            _STATES[change.status],
+            now,
+            row.attempts + change.attempts,
+            row.interruptions + change.interruptions,
+            row.claim_number,
+            row.not_before if not_before is None else not_before,
         )
+        if group is None:
+            self.updates.append(update)
+        else:
+            self.failures.append((*update, group))
 
     def flush(self, connection: sqlite3.Connection) -> None:
         """Write everything."""
@@ -310,8 +318,12 @@ class _Writes:
             _CLAIM.execute(connection, self.claims)
         if self.updates:
             _UPDATE.execute(connection, self.updates)
+        if self.failures:
+            _UPDATE.execute(connection, self.failures)
         if self.waits:
             _WAIT.execute(connection, self.waits)
+        if self.results:
+            _RECORD.execute(connection, self.results)
         if self.records:
             _RECORD.execute(connection, self.records)
 
@@ -339,7 +351,7 @@ def _stretches(moves: list[Move]) -> Iterator[list[Move]]:
 
 def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Settled]:
     runs = read_runs(connection, {move.run_id for move in moves})
-    keys = [_key(runs.get(move.run_id), move) for move in moves]
+    keys = _keys(runs, moves)
     candidates, held = _rows(connection, moves, keys)
     writes = _Writes()
     results: list[Claim | Settled] = []
@@ -351,7 +363,7 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
                 results.append(NotClaimable())
             else:
                 results.append(_claim(move, run, row, writes))
-        elif run is None or run.status is RunStatus.DELETED:
+        elif run is None or run.status is _DELETED:
             results.append(Settled(applied=False, run_status=None))
         else:
             results.append(_settle(move, run, held.get(key), writes))
@@ -360,10 +372,16 @@ def _move(connection: sqlite3.Connection, moves: list[Move]) -> list[Claim | Set
     return results
 
 
-def _key(run: CountedRun | None, move: Move) -> int:
-    """Find the key of a task's rows; -1, which no row has, for a task that cannot exist."""
-    index = None if run is None else index_of(move.task_id)
-    return -1 if run is None or index is None else run.place.key(move.task_id, index)
+def _keys(runs: dict[str, CountedRun], moves: list[Move]) -> list[int]:
+    """Find the keys of the rows of tasks; -1, which no row has, for a task that cannot exist."""
+    keys = []
+    for move in moves:
+        run, index = runs.get(move.run_id), index_of(move.task_id)
+        if run is None or index is None:
+            keys.append(-1)
+        else:
+            keys.append(run.place.key(move.task_id, index))
+    return keys
 
 
 def _rows(
@@ -401,7 +419,7 @@ def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes
         return ClaimedElsewhere(change.until, change.is_due_later, change.end)
     if change.event is not None:  # a pending row is left as it is: the claim alone says more
         _apply(run, row, change, move.now, writes)
-    if change.status is not TaskStatus.PROCESSING:
+    if change.status is not _PROCESSING:
         return NotClaimable(run.status)
     number = row.claim_number + 1
     writes.claims.append((row.task_key, number, move.now, move.claimed_until, move.worker))
@@ -411,7 +429,7 @@ def _claim(move: ClaimRequest, run: CountedRun, row: _Candidate, writes: _Writes
             task_id=row.task_id,
             index=row.task_key & INDEX_MASK,
             spec=row.spec,
-            status=TaskStatus.PROCESSING,
+            status=_PROCESSING,
             created_at=row.created_at,
             updated_at=move.now,
             attempts=row.attempts,
