@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ import msgspec
 
 from conveyor.roles.dev import ServerInfo
 from conveyor.settings import PREFIX
-from conveyor.testing.process import PROGRAM
+from tests.acceptance.support_commands import Fork, forks
 from tests.disk import files_below
 
 BOOT_SECONDS = 60.0
@@ -74,11 +72,10 @@ def boot(directory: Path, *flags: str, **settings: object) -> Iterator[Booted]:
     directory.mkdir(parents=True, exist_ok=True)
     stdout, stderr = directory / "stdout", directory / "stderr"
     data = directory / "data"
-    command = [sys.executable, "-c", PROGRAM, "--port", "0", "--json", "--data-dir", str(data)]
-    with stdout.open("wb") as out, stderr.open("wb") as err:
-        child = subprocess.Popen(
-            [*command, *flags], stdout=out, stderr=err, env=_environment(settings)
-        )
+    arguments = ["--port", "0", "--json", "--data-dir", str(data), *flags]
+    with stdout.open("wb") as out, stderr.open("wb") as err, open(os.devnull, "rb") as nothing:
+        streams = [nothing.fileno(), out.fileno(), err.fileno()]
+        child = forks().start("conveyor-dev", arguments, _environment(settings), streams)
     try:
         info = _ready(child, stdout, stderr)
         yield Booted(info.api, info.pid, data, stdout, stderr, info.inbox)
@@ -100,7 +97,7 @@ def _environment(settings: dict[str, object]) -> dict[str, str]:
     return kept | {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.items()}
 
 
-def _ready(child: subprocess.Popen[bytes], stdout: Path, stderr: Path) -> ServerInfo:
+def _ready(child: Fork, stdout: Path, stderr: Path) -> ServerInfo:
     deadline = time.monotonic() + BOOT_SECONDS
     while time.monotonic() < deadline and child.poll() is None:
         line = stdout.read_bytes()

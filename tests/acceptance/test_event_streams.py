@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_boot import Booted, boot
 from tests.acceptance.support_calls import Caller, any_problem_of, problem_of
+from tests.acceptance.support_data import ForkedServer
 from tests.acceptance.support_events import metric, open_socket, opened, path_of, streamed
 from tests.acceptance.support_wire import eventually, target
 
@@ -110,7 +110,7 @@ def test_too_many_streams_are_refused_until_one_is_gone(server: Booted, caller: 
 
 
 def test_a_reader_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data", "--gateway", "fake") as first:
+    with ForkedServer(tmp_path / "data", "--gateway", "fake") as first:
         with Caller(first.info.api) as caller:
             job = caller.submit(*[target(f"{n}", delay=0.3) for n in range(200)])
         with streamed(first.info.api, path_of(job)) as stream:
@@ -119,7 +119,7 @@ def test_a_reader_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
             with pytest.raises(Exception, match="peer closed|incomplete"):
                 list(stream)
     with (
-        ServerProcess(tmp_path / "data", "--gateway", "fake") as second,
+        ForkedServer(tmp_path / "data", "--gateway", "fake") as second,
         streamed(second.info.api, path_of(job), last=str(last)) as stream,
     ):
         *runs, end = stream
@@ -130,7 +130,7 @@ def test_a_reader_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_says_good_bye_to_twenty_streams(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data", "--gateway", "fake") as server, ExitStack() as stack:
+    with ForkedServer(tmp_path / "data", "--gateway", "fake") as server, ExitStack() as stack:
         with Caller(server.info.api) as caller:
             job = caller.submit(status="open")
         streams = [stack.enter_context(streamed(server.info.api, path_of(job))) for _ in range(19)]

@@ -23,8 +23,8 @@ from conveyor.dev.sqlite.database import Connection
 from conveyor.settings import load
 from conveyor.testing.gateway_server import GatewayServer
 from conveyor.testing.local_server import ConveyorServer, conveyor_server, serving
-from conveyor.testing.process import ServerProcess
 from tests.acceptance.support_cli import QUIET_PYTEST
+from tests.acceptance.support_data import ForkedServer
 from tests.acceptance.support_wire import eventually
 from tests.patient import SECONDS
 
@@ -204,7 +204,7 @@ def test_slow_threads_change_nothing_in_the_journal(
 class _Moved:
     """The routes of a server in a process of its own."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ForkedServer) -> None:
         self.api = httpx.Client(base_url=server.info.api, headers={"X-API-Key": "k"}, timeout=60)
         self._url = server.info.api.removesuffix("/v1") + "/_dev/clock"
         self._headers = {"Authorization": f"Bearer {server.info.dev_token}"}
@@ -245,14 +245,14 @@ FLAGS = ("--gateway", "fake", "--clock-start", START)
 def test_a_server_that_ended_goes_on_where_its_clock_stood(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with ServerProcess(tmp_path, *FLAGS, "--clock", "manual") as first, _Moved(first) as moved:
+    with ForkedServer(tmp_path, *FLAGS, "--clock", "manual") as first, _Moved(first) as moved:
         job = moved.submit("http://fake.test/slow?delay=30")
         stood = moved.move(advance="2d")[:10]
         other = moved.submit("http://fake.test/slower?delay=30")
         stopped_at = moved.move(advance="5s")
         first.signal(number)
         first.wait()
-    with ServerProcess(tmp_path, *FLAGS, "--clock", "manual") as second, _Moved(second) as moved:
+    with ForkedServer(tmp_path, *FLAGS, "--clock", "manual") as second, _Moved(second) as moved:
         assert moved.status(job) == "completed"
         assert moved.now() >= stopped_at > stood
         assert moved.submit("http://fake.test/new") > other > job
@@ -263,7 +263,7 @@ def test_a_server_that_ended_goes_on_where_its_clock_stood(
 @pytest.mark.server
 @pytest.mark.slow
 def test_a_clock_that_moves_by_itself_ends_the_wait_of_a_client(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, *FLAGS, "--clock", "auto") as server, _Moved(server) as moved:
+    with ForkedServer(tmp_path, *FLAGS, "--clock", "auto") as server, _Moved(server) as moved:
         job = moved.submit("http://fake.test/closed?status=503&retry_after=600")
         # Each look finds a live run, and lets the clock go on.
         eventually(lambda: moved.status(job) == "completed" or None, "the end of the run")
@@ -281,7 +281,7 @@ def test_a_clock_that_moves_by_itself_ends_the_wait_of_a_client(tmp_path: Path) 
 def test_a_wrong_start_is_told_in_one_line(tmp_path: Path) -> None:
     for flags in (("--clock", "manual", "--clock-start", "noon"), ("--clock-start", START)):
         with pytest.raises(RuntimeError, match="--clock") as caught:
-            ServerProcess(tmp_path, *flags).__enter__()
+            ForkedServer(tmp_path, *flags).__enter__()
         assert "Traceback" not in str(caught.value)
 
 
