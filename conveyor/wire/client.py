@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-from conveyor.wire.connection import HttpConnection, Outbox, ReadBuffer
+from conveyor.wire.connection import HttpConnection, ReadBuffer, SendQueue
 from conveyor.wire.connector import Connector
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.head import CHUNKS, CONNECTION, HeaderFields
@@ -147,8 +147,7 @@ class HttpClient:
         deadline = opened.loop.time() + timeout
         first_byte = self._options.first_byte
         idle_for = KEEP_ALIVE if repeatable else FRESH_SECONDS
-        connection = opened.pool.take(origin, idle_for=idle_for)
-        sent = 0
+        connection, sent = opened.pool.take(origin, idle_for=idle_for), 0
         while True:
             if connection is None:
                 connection = await self._connect(opened, origin, deadline, sent)
@@ -266,7 +265,7 @@ class _Opened:
         self.pool = pool
         self.connector = connector
         self._buffer = buffer
-        self._outbox = Outbox()
+        self._sends = SendQueue()
         self._connections: set[HttpConnection] = set()
         self._all_lost = asyncio.Event()
 
@@ -282,7 +281,7 @@ class _Opened:
             self.pool.free()
             raise TransportError(TransportTrouble.INTERRUPTED)
         connection = HttpConnection(
-            origin, sock, self._buffer, on_lost=self._lost, outbox=self._outbox
+            origin, sock, self._buffer, on_lost=self._lost, sends=self._sends
         )
         self._connections.add(connection)
         await self.connector.set_up(connection, sock)

@@ -41,7 +41,7 @@ MOST_TOGETHER = 64
 """Requests that wait for the end of a turn of the loop at most."""
 
 
-class Outbox:
+class SendQueue:
     """The requests of a client that begin in one turn of the loop, which are sent together at its
     end. A server on this machine is woken once for them; one by one, each would find it asleep
     again, and to wake it takes longer than to send."""
@@ -88,7 +88,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_loop",
         "_on_lost",
         "_input",
-        "_outbox",
+        "_sends",
         "_reader",
         "_timer",
         "_timer_at",
@@ -112,7 +112,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         buffer: ReadBuffer,
         *,
         on_lost: Callable[[HttpConnection], None],
-        outbox: Outbox | None = None,
+        sends: SendQueue | None = None,
     ) -> None:
         self.origin = origin
         self.idle_since: float | None = None
@@ -121,7 +121,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
-        self._outbox = outbox or Outbox()
+        self._sends = sends or SendQueue()
         self._unsent: tuple[bytes, bytes] | None = None
         self._input = SocketInput(sock.fileno())
         self._transport: asyncio.Transport
@@ -165,7 +165,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._timer is None or self._timer_at > due:
             self._set_timer(due)
         self._unsent = request, body
-        self._outbox.add(self)
+        self._sends.add(self)
         self._waiter = waiter = loop.create_future()
         return waiter
 
