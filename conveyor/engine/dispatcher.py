@@ -341,10 +341,15 @@ class Dispatcher:
 
     def tend(self) -> None:
         """Tend permits, buffers and claims that wait. The worker calls this a few times a second;
-        it never waits."""
+        it never waits, and an error ends no worker."""
         if self._workers is None:
             return
-        now = self._clock.monotonic()
+        try:
+            self._tend(self._clock.monotonic())
+        except Exception as error:
+            log_failure(_log, "permits, buffers and claims were not tended", error)
+
+    def _tend(self, now: float) -> None:
         for lane in self._policy.tend(now, self._spawn):
             self._fence(lane)
         if self._turns is not None:
@@ -477,7 +482,12 @@ class Dispatcher:
         now = self._clock.monotonic()
         ahead = self._pace.allowance(now)
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
-            plan = self._planner.plan(now, ahead, starts=False)
+            try:
+                plan = self._planner.plan(now, ahead, starts=False)
+            except Exception as error:
+                # Whoever looks ahead has messages of its own in hand.
+                log_failure(_log, "nothing was planned ahead", error)
+                return
             if plan is not None:
                 assert not isinstance(plan, Start)
                 self._spawn(partial(self._ask, plan))
@@ -537,7 +547,7 @@ class Dispatcher:
         if self.waits is not None and not lane.is_control:
             for message in messages:
                 self._working[message.delivery.receipt] = message
-            messages = self.waits.let_wait(messages, plan.starts or ())
+            messages = await self._let_wait(self.waits, messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
@@ -546,6 +556,17 @@ class Dispatcher:
         if lane.is_control:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
+
+    async def _let_wait(
+        self, waits: HostWaits, messages: list[InHand], starts: Sequence[float]
+    ) -> list[InHand]:
+        """Let messages wait whose hosts are not free; return the others. After an error those that
+        do not wait are given back."""
+        try:
+            return waits.let_wait(messages, starts)
+        except Exception:
+            await self._give_up([one for one in messages if not waits.has(one)])
+            raise
 
     async def _go_on(self, message: InHand, place: float | None) -> None:
         """Hand a message whose host is free to the slots; hide one that has a place in its line."""
@@ -577,8 +598,7 @@ class Dispatcher:
         for message, claim in zip(messages, claims, strict=True):
             if isinstance(claim, Outcome):
                 message.began = message.since
-                await self._conclude(message, claim)
-                await self._free(message)
+                await self._end(message, claim)
             else:
                 message.held = claim
                 left.append(message)
@@ -600,7 +620,8 @@ class Dispatcher:
     async def _undo(self, messages: Sequence[InHand]) -> None:
         held = [one.held for one in messages if one.held is not None]
         if held and self._stages is not None:
-            await self._stages.undo(held)
+            undo = partial(self._stages.undo, held)
+            await log_and_continue(_log, "claims were not undone", undo)
         for message in messages:
             message.held = None
 
@@ -656,30 +677,35 @@ class Dispatcher:
         self._planner.leave_slot(message.lane)
 
     async def _free(self, message: InHand) -> None:
-        """Have a message in hand no longer."""
+        """Have a message in hand no longer, whatever goes wrong with its permits."""
         lane = message.lane
         try:
-            if message.turn is not None and self._turns is not None:
-                await self._turns.release(message.turn)
-            if message.permit:
-                await self._policy.discharge(lane, message.permit)
+            try:
+                if message.turn is not None and self._turns is not None:
+                    await self._turns.release(message.turn)
+            finally:
+                if message.permit:
+                    await self._policy.discharge(lane, message.permit)
+        except Exception as error:
+            log_failure(_log, "a permit was not given back", error)
         finally:
             if message.is_kept:
                 lane.kept -= 1
             else:
                 self._planner.end(lane, has_slot=message.has_slot)
             if lane.closed:
+                tidy = partial(self._tidy, lane)
                 with anyio.CancelScope(shield=True):
-                    await self._tidy(lane)
+                    await log_and_continue(_log, "a closed lane was not tidied", tidy)
 
     async def _handled(self, message: InHand, scope: anyio.CancelScope) -> Outcome | Held:
         """Run a handler. One that breaks costs its own message a pause, and never the worker."""
         lane = message.lane
         self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
-        if message.turn is not None and self._turns is not None:
-            self._turns.begin(message.turn, message.delivery, scope)
         try:
+            if message.turn is not None and self._turns is not None:
+                self._turns.begin(message.turn, message.delivery, scope)
             # Nearly always the first try is the last one: nothing is prepared for another.
             if not message.tries:
                 try:
@@ -742,16 +768,19 @@ class Dispatcher:
                 if self._tries_again(message, result):
                     continue
                 result = Outcome(hide_for=HIDING.delay(message.delivery.receive_count))
-            try:
-                try:
-                    await self._conclude(message, result)
-                finally:
-                    await self._free(message)
-            except Exception as error:
-                log_failure(_log, "an answer could not be dealt with", error)
+            await self._end(message, result)
         # Their permits are back: claim under them before the slots run dry.
         self._look_ahead()
         self._wake_one()
+
+    async def _end(self, message: InHand, outcome: Outcome) -> None:
+        """Conclude a message, and have it in hand no longer."""
+        try:
+            await self._conclude(message, outcome)
+        except Exception as error:
+            log_failure(_log, "an answer could not be dealt with", error)
+        finally:
+            await self._free(message)
 
     async def _keep(self, messages: Sequence[InHand]) -> None:
         """Give the permits of messages back whose calls have just ended, and keep the messages.
@@ -876,5 +905,10 @@ class Dispatcher:
 
     def _next_ask(self, now: float) -> float | None:
         """Return when the next pause of a lane or an outage ends, if any is under way."""
-        due, trial = self._planner.next_due(now), self._outages.next_trial(now)
+        try:
+            due = self._planner.next_due(now)
+        except Exception as error:
+            log_failure(_log, "no lane could say when it is due", error)
+            due = now + ERROR_PAUSE
+        trial = self._outages.next_trial(now)
         return trial if due is None or (trial is not None and trial < due) else due

@@ -59,6 +59,10 @@ class HostWaits:
                 self._begin(message, message.turn)
         return left
 
+    def has(self, message: InHand) -> bool:
+        """Tell whether a message waits."""
+        return message in self._scopes
+
     def cancel(self, lane: Lane) -> None:
         """Let the messages of a lane wait no more; they are given up."""
         for message, scope in self._scopes.items():
@@ -96,10 +100,14 @@ class HostWaits:
             await self._give_up([message])
             raise
         self._end(message)
-        if ended:
-            await self._go_on(message, place)
-        else:
+        if not ended:
             await self._give_up([message])
+            return
+        try:
+            await self._go_on(message, place)
+        except BaseException:
+            await self._give_up([message])
+            raise
 
     async def _turned(self, turn: Turn) -> float | None:
         """Wait for the turn of a message. While the ledger is away it stays in hand: given back, it

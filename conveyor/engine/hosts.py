@@ -234,6 +234,8 @@ class HostPaces:
             MOST_HOSTS
         )
         self._by_lane: dict[Lane, HostStarts | None] = {}
+        # Their rules may change before `fill`.
+        self._booking: dict[Lane, HostStarts] = {}
         self._matched_at = clock.monotonic()
 
     def hold(self, lane: Lane) -> bool:
@@ -313,6 +315,7 @@ class HostPaces:
             return ()
         if not pace.starts:
             pace.is_booking = True
+            self._booking[lane] = pace
             return None
         return tuple(pace.starts.popleft() for _ in range(min(count, len(pace.starts))))
 
@@ -324,7 +327,7 @@ class HostPaces:
     async def fill(self, lane: Lane, count: int) -> list[float]:
         """Book starts for a lane that has none; return those that are near, and keep the others.
         Raises ConveyorError(unavailable)."""
-        pace = self.of(lane)
+        pace = self._booking.pop(lane, None)
         if pace is None:
             return []
         try:

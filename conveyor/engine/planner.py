@@ -7,16 +7,20 @@ slots count on the same permit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane, Lanes, Owner
 from conveyor.engine.policy import Policy
 from conveyor.ports.queues import MAX_BATCH, Delivery
 
 Eligible = Callable[[Lane], bool]
+
+_log = logging.getLogger("conveyor.engine")
 
 
 class PickingRule(Protocol):
@@ -244,13 +248,17 @@ class Planner:
         """End a receive: `started` of the messages it asked for will be started."""
         lane = plan.lane
         self.free(lane, plan.count - started)
-        if lane.host and started < plan.count:
-            self._policy.put_back(lane, (plan.starts or ())[started:])
         lane.refilling -= plan.extra
         if plan.count:
             lane.probing = False
         if plan.wait and not (lane.is_control or lane.host):
             self._probes -= 1
+        if lane.host and started < plan.count:
+            try:
+                self._policy.put_back(lane, (plan.starts or ())[started:])
+            except Exception as error:
+                # The messages that came are in hand, and are to stay there.
+                log_failure(_log, "starts of a host were lost", error)
 
     def free(self, lane: Lane, count: int) -> None:
         """Note that `count` messages of a lane are no longer in hand."""
@@ -320,7 +328,13 @@ class Planner:
         delivery, received_at = lane.buffer.popleft()
         refill = None
         batch = self._polling.batch
-        if refills and self._policy.may_buffer(lane, 0, now) >= batch:
+        try:
+            worth = self._policy.may_buffer(lane, 0, now) if refills else 0
+        except BaseException:
+            lane.buffer.appendleft((delivery, received_at))
+            self.free(lane, 1)
+            raise
+        if worth >= batch:
             refill = Receive(lane, 0, extra=batch, empties=lane.empties)
             lane.refilling += batch
         return Start(lane, delivery, received_at, refill)
@@ -334,11 +348,11 @@ class Planner:
             extra = 0
             if buffers and self._claims_at_once == 1:
                 extra = self._policy.may_buffer(lane, count, now)
-            lane.refilling += extra
-            self._book(lane, count)
             # A start would be lost to a queue that has a message and does not find it.
             wait = min(self._polling.wait, HOST_WAIT) if lane.host else 0.0
             starts = self._policy.take(lane, count)
+            lane.refilling += extra
+            self._book(lane, count)
             return Receive(lane, count, extra=extra, wait=wait, starts=starts)
         wait = 0.0
         lane.probing = True
