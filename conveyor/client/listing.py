@@ -17,7 +17,7 @@ LEAST_URL = 40
 MOST_NAME = 26
 NARROW = 60
 MOST_LONG_NAME = 16
-HOSTS_HEADER = f"{'waiting':>9}  {'in work':>9}  {'done':>9}  {'failed':>9}  host, limits"
+HOSTS_HEADER = f"{'waiting':>9}  {'claimed':>9}  {'done':>9}  {'failed':>9}  host, limits"
 _GAP = "  "
 _INDENT = " " * 11
 _ENDED = FETCHED | {"failed"}
@@ -114,7 +114,7 @@ class _Column:
 
 def host_line(host: HostReply) -> str:
     """Write what a run does to a host, with the limits there."""
-    numbers = (host.pending, host.in_flight, host.done, host.failed)
+    numbers = (host.pending, host.claimed, host.done, host.failed)
     limits = [
         f"{host.limit} at a time" if host.limit else "",
         f"{host.rate:g} a second" if host.rate else "",
