@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.outages import Outages
-from conveyor.aio.resilience import HIDING, log_and_continue, log_failure
+from conveyor.aio.resilience import HIDING, log_and_continue, log_failure, logging_failure
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.delivery import (
     AckBatcher,
@@ -344,25 +344,19 @@ class Dispatcher:
         it never waits, and an error ends no worker."""
         if self._workers is None:
             return
-        try:
-            self._tend(self._clock.monotonic())
-        except Exception as error:
-            log_failure(_log, "permits, buffers and claims were not tended", error)
-
-    def _tend(self, now: float) -> None:
-        for lane in self._policy.tend(now, self._spawn):
-            self._fence(lane)
-        if self._turns is not None:
-            self._turns.tend(self._telemetry.fenced)
-        oldest = now - min(BUFFER_AGE, self._visibility / 3)
-        for lane in self.lanes:
-            if lane.buffer and lane.buffer[0][1] <= oldest:
-                self._spawn(partial(self._empty_buffer, lane))
-        stale = now - AHEAD_AGE
-        for lane in {
-            one.lane for one in self._ready if one.held is not None and one.since <= stale
-        }:
-            self._withdraw(lane)
+        now = self._clock.monotonic()
+        with logging_failure(_log, "permits, buffers and claims were not tended"):
+            for lane in self._policy.tend(now, self._spawn):
+                self._fence(lane)
+            if self._turns is not None:
+                self._turns.tend(self._telemetry.fenced)
+            oldest = now - min(BUFFER_AGE, self._visibility / 3)
+            for lane in self.lanes:
+                if lane.buffer and lane.buffer[0][1] <= oldest:
+                    self._spawn(partial(self._empty_buffer, lane))
+            stale = [one for one in self._ready if one.since <= now - AHEAD_AGE]
+            for lane in {one.lane for one in stale if one.held is not None}:
+                self._withdraw(lane)
 
     def _fence(self, lane: Lane) -> None:
         """Cancel the calls of a lane whose permits the ledger may soon give to others."""
@@ -392,9 +386,8 @@ class Dispatcher:
             self._spawn(partial(self._give_up, given_up))
 
     def _take_turned(self, lane: Lane) -> list[InHand]:
-        turned = [self._working[delivery.receipt] for delivery in lane.turned]
-        lane.turned.clear()
-        return turned
+        turned, lane.turned = lane.turned, deque()
+        return [self._working[delivery.receipt] for delivery in turned]
 
     def _spawn(self, act: Act) -> None:
         if self._workers is not None:
@@ -479,17 +472,10 @@ class Dispatcher:
             return
         if self._outages.is_shut or self._begins_nothing or self._workers is None:
             return
-        now = self._clock.monotonic()
-        ahead = self._pace.allowance(now)
+        ahead = self._pace.allowance(now := self._clock.monotonic())
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
-            try:
-                plan = self._planner.plan(now, ahead, starts=False)
-            except Exception as error:
-                # Whoever looks ahead has messages of its own in hand.
-                log_failure(_log, "nothing was planned ahead", error)
-                return
+            plan = self._planner.plan_ahead(now, ahead)
             if plan is not None:
-                assert not isinstance(plan, Start)
                 self._spawn(partial(self._ask, plan))
 
     async def _ask(self, plan: Receive | Acquire) -> None:
@@ -547,7 +533,7 @@ class Dispatcher:
         if self.waits is not None and not lane.is_control:
             for message in messages:
                 self._working[message.delivery.receipt] = message
-            messages = await self._let_wait(self.waits, messages, plan.starts or ())
+            messages = await self.waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
@@ -556,17 +542,6 @@ class Dispatcher:
         if lane.is_control:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
-
-    async def _let_wait(
-        self, waits: HostWaits, messages: list[InHand], starts: Sequence[float]
-    ) -> list[InHand]:
-        """Let messages wait whose hosts are not free; return the others. After an error those that
-        do not wait are given back."""
-        try:
-            return waits.let_wait(messages, starts)
-        except Exception:
-            await self._give_up([one for one in messages if not waits.has(one)])
-            raise
 
     async def _go_on(self, message: InHand, place: float | None) -> None:
         """Hand a message whose host is free to the slots; hide one that has a place in its line."""
@@ -620,8 +595,8 @@ class Dispatcher:
     async def _undo(self, messages: Sequence[InHand]) -> None:
         held = [one.held for one in messages if one.held is not None]
         if held and self._stages is not None:
-            undo = partial(self._stages.undo, held)
-            await log_and_continue(_log, "claims were not undone", undo)
+            with logging_failure(_log, "claims were not undone"):
+                await self._stages.undo(held)
         for message in messages:
             message.held = None
 
@@ -680,23 +655,19 @@ class Dispatcher:
         """Have a message in hand no longer, whatever goes wrong with its permits."""
         lane = message.lane
         try:
-            try:
+            with logging_failure(_log, "a permit was not given back"):
                 if message.turn is not None and self._turns is not None:
                     await self._turns.release(message.turn)
-            finally:
                 if message.permit:
                     await self._policy.discharge(lane, message.permit)
-        except Exception as error:
-            log_failure(_log, "a permit was not given back", error)
         finally:
             if message.is_kept:
                 lane.kept -= 1
             else:
                 self._planner.end(lane, has_slot=message.has_slot)
             if lane.closed:
-                tidy = partial(self._tidy, lane)
-                with anyio.CancelScope(shield=True):
-                    await log_and_continue(_log, "a closed lane was not tidied", tidy)
+                with anyio.CancelScope(shield=True), logging_failure(_log, "a lane was not tidied"):
+                    await self._tidy(lane)
 
     async def _handled(self, message: InHand, scope: anyio.CancelScope) -> Outcome | Held:
         """Run a handler. One that breaks costs its own message a pause, and never the worker."""
@@ -776,9 +747,8 @@ class Dispatcher:
     async def _end(self, message: InHand, outcome: Outcome) -> None:
         """Conclude a message, and have it in hand no longer."""
         try:
-            await self._conclude(message, outcome)
-        except Exception as error:
-            log_failure(_log, "an answer could not be dealt with", error)
+            with logging_failure(_log, "an answer could not be dealt with"):
+                await self._conclude(message, outcome)
         finally:
             await self._free(message)
 
@@ -905,10 +875,5 @@ class Dispatcher:
 
     def _next_ask(self, now: float) -> float | None:
         """Return when the next pause of a lane or an outage ends, if any is under way."""
-        try:
-            due = self._planner.next_due(now)
-        except Exception as error:
-            log_failure(_log, "no lane could say when it is due", error)
-            due = now + ERROR_PAUSE
-        trial = self._outages.next_trial(now)
+        due, trial = self._planner.next_due(now), self._outages.next_trial(now)
         return trial if due is None or (trial is not None and trial < due) else due

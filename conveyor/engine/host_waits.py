@@ -47,21 +47,21 @@ class HostWaits:
         self._go_on = go_on
         self._scopes: dict[InHand, anyio.CancelScope] = {}
 
-    def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
+    async def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
         """Let those of the messages wait that came and whose host is not free; return the others.
-        Those of one host have `starts`."""
+        Those of one host have `starts`. After an error those that do not wait are given up."""
         left = []
-        for message, start in zip_longest(messages, starts[: len(messages)]):
-            message.turn = self._turns.turn_of(message.lane, message.delivery, start)
-            if message.turn is None or self._turns.may_go_on(message.turn):
-                left.append(message)
-            else:
-                self._begin(message, message.turn)
+        try:
+            for message, start in zip_longest(messages, starts[: len(messages)]):
+                message.turn = self._turns.turn_of(message.lane, message.delivery, start)
+                if message.turn is None or self._turns.may_go_on(message.turn):
+                    left.append(message)
+                else:
+                    self._begin(message, message.turn)
+        except Exception:
+            await self._give_up([one for one in messages if one not in self._scopes])
+            raise
         return left
-
-    def has(self, message: InHand) -> bool:
-        """Tell whether a message waits."""
-        return message in self._scopes
 
     def cancel(self, lane: Lane) -> None:
         """Let the messages of a lane wait no more; they are given up."""

@@ -98,6 +98,8 @@ CONTROL_SLOTS = 4
 """Control messages in work at a time. Handlers bound long ones to fewer."""
 PROBE_SHARE = 10
 """One slot in ten may wait on empty queues."""
+ASK_AGAIN = 1.0
+"""Seconds until a lane is looked at again of which nobody knows when it is due."""
 HOST_WAIT = 1.0
 """Most seconds that a slot waits on the empty queue of a host, whose permit it has meanwhile."""
 
@@ -211,6 +213,17 @@ class Planner:
             return self._receive(lane, count, now, may_wait=alone, buffers=most is None)
         return Acquire(lane, self._policy.may_acquire(lane, free, now))
 
+    def plan_ahead(self, now: float, ahead: int) -> Receive | Acquire | None:
+        """Return what to ask for so that `ahead` messages may wait for the slots. An error is
+        logged: whoever looks ahead has messages of its own in hand."""
+        try:
+            plan = self.plan(now, ahead, starts=False)
+        except Exception as error:
+            log_failure(_log, "nothing was planned ahead", error)
+            return None
+        assert not isinstance(plan, Start)
+        return plan
+
     def _is_eligible(self, lane: Lane, free: int, now: float, *, starts: bool) -> bool:
         if lane.closed or lane.dropped or (lane.host and self._policy.is_out(lane, now)):
             return False
@@ -312,13 +325,20 @@ class Planner:
         for lane in self._lanes:
             if lane.closed or lane.dropped:
                 continue
-            for moment in (lane.not_before, self._policy.next_due(lane, now)):
+            for moment in (lane.not_before, self._due_by_policy(lane, now)):
                 if moment is not None and moment > now and (due is None or moment < due):
                     due = moment
         rest = self._lanes.control.not_before
         if rest > now and (due is None or rest < due):
             due = rest
         return due
+
+    def _due_by_policy(self, lane: Lane, now: float) -> float | None:
+        try:
+            return self._policy.next_due(lane, now)
+        except Exception as error:
+            log_failure(_log, "a lane could not say when it is due", error)
+            return now + ASK_AGAIN
 
     def _start(self, lane: Lane, now: float, *, refills: bool) -> Start:
         self._book(lane, 1)

@@ -166,7 +166,7 @@ WITH_HOSTS: list[tuple[Place, str]] = [
     (the_turns, "begin"),
     (the_turns, "end"),
     (the_turns, "tend"),
-    (the_waits, "let_wait"),
+    (the_waits, "_begin"),
     (the_queues, "receive"),
     (the_ledger, "acquire_or_renew"),
     (the_work, "handle"),
@@ -175,7 +175,7 @@ WITH_HOSTS: list[tuple[Place, str]] = [
 
 IN_STAGES: list[tuple[Place, str]] = [
     (the_planner, "plan"),
-    (the_planner, "next_due"),
+    (the_policy, "next_due"),
     (the_policy, "may_buffer"),
     (the_policy, "may_receive"),
     (the_policy, "admit"),
