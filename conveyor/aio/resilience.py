@@ -112,6 +112,15 @@ async def log_and_continue(
         return None
 
 
+@contextmanager
+def logging_failure(log: logging.Logger, failed: str) -> Iterator[None]:
+    """Wrap work that others do not depend on: if it raises, log the error after `failed`."""
+    try:
+        yield
+    except Exception as error:
+        log_failure(log, failed, error)
+
+
 def log_failure(log: logging.Logger, failed: str, error: Exception) -> None:
     """Log an error after `failed`: a ConveyorError as one warning, any other with its traceback."""
     if isinstance(error, ConveyorError):

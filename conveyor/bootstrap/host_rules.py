@@ -4,6 +4,8 @@ has changed."""
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from pathlib import Path
 
 from conveyor.domain.hosts import BadHostRules, HostPolicies, HostRules, parse_host_patterns
@@ -14,6 +16,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.pacing import Pacing
 from conveyor.settings import InvalidSetting, Settings
 
+MOST_BYTES = 4_000_000
+"""Bytes of a file of patterns: several times those of as many patterns as it may hold."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at the file of patterns."""
 
@@ -50,6 +54,7 @@ def host_turns(
 class WatchedHostRules:
     """The limits of a server, with those of a file of patterns, which is read again after it has
     changed. A file that cannot be used leaves the rules as they are, and the log says why once.
+    To look the rules up never fails.
 
     Raises BadHostRules for one that cannot be used from the start.
     """
@@ -93,9 +98,26 @@ class WatchedHostRules:
     def _read(self) -> HostRules:
         patterns = None
         if self._path is not None:
-            try:
-                text = self._path.read_text("utf-8")
-            except (OSError, UnicodeDecodeError):
-                raise BadHostRules("cannot be read as text in UTF-8") from None
-            patterns = parse_host_patterns(text)
+            patterns = parse_host_patterns(_text_of(self._path))
         return HostRules(limit=self._limit, rate=self._rate, patterns=patterns)
+
+
+def _text_of(path: Path) -> str:
+    """Read a regular file. Nothing is waited for: a pipe may have no writer."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise BadHostRules("is no regular file")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise BadHostRules(f"cannot be read: {error.strerror}") from None
+    if len(content) > MOST_BYTES:
+        raise BadHostRules(f"has more than {MOST_BYTES:,} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadHostRules("is no text in UTF-8") from None

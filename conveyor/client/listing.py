@@ -18,7 +18,7 @@ LEAST_URL = 40
 MOST_NAME = 26
 NARROW = 60
 MOST_LONG_NAME = 16
-HOSTS_HEADER = f"{'waiting':>9}  {'in work':>9}  {'done':>9}  {'failed':>9}  host, limits"
+HOSTS_HEADER = f"{'waiting':>9}  {'claimed':>9}  {'done':>9}  {'failed':>9}  host, limits"
 _GAP = "  "
 _INDENT = " " * 11
 _ENDED = FETCHED | {"failed"}
@@ -115,7 +115,7 @@ class _Column:
 
 def host_line(host: HostReply) -> str:
     """Write what a run does to a host, with the limits there."""
-    numbers = (host.pending, host.in_flight, host.done, host.failed)
+    numbers = (host.pending, host.claimed, host.done, host.failed)
     limits = [
         f"{host.limit} at a time{_source(host, host.limit_set_by)}" if host.limit else "",
         f"{host.rate:g} a second{_source(host, host.rate_set_by)}" if host.rate else "",
@@ -137,8 +137,8 @@ def held_host_line(host: HostReply, *, is_whole: bool) -> str:
     """Say how a host holds a run back, and who set that. How many tasks wait for it is known if the
     run was counted as a whole."""
     waits = f"{count(host.pending, 'task')} {'waits' if host.pending == 1 else 'wait'}"
-    if host.in_flight:
-        waits += f", {host.in_flight:,} in work"
+    if host.claimed:
+        waits += f", {host.claimed:,} claimed"
     line = f"{host.host}: {waits}; {host.detail or 'it is at a limit'}"
     if host.rate and is_whole:
         line += f"; so these take {duration(host.pending / host.rate)} at least"

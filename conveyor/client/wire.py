@@ -325,7 +325,7 @@ class HostReply(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     pending: int
-    in_flight: int
+    claimed: int
     done: int
     failed: int
     limit: int | None = None

@@ -70,7 +70,8 @@ def read_seed(name: str, *, start: str = "") -> Seed:
     path = Path(__file__).with_name("demo.toml") if name == DEMO else Path(name)
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # Also a number of thousands of digits, or nesting without an end.
         _refuse(name, str(error))
     try:
         _check_words(content, {"start", "advance", "jobs"})

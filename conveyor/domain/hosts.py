@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from conveyor.domain.text_rules import shorten
+
 LEAST_RATE, MOST_RATE = 0.01, 1_000.0
 MOST_LIMIT = 1_000
 MOST_PATTERNS = 10_000
@@ -259,15 +261,20 @@ def parse_host_patterns(text: str) -> dict[str, HostPattern]:
     try:
         rows = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadHostRules(f"is no TOML: {error}") from None
+        raise BadHostRules(f"is no TOML: {shorten(str(error))}") from None
+    except ValueError:
+        raise BadHostRules("holds a number of too many digits") from None
+    except RecursionError:
+        raise BadHostRules("is nested too deep") from None
     if len(rows) > MOST_PATTERNS:
         raise BadHostRules(f"holds {len(rows)} patterns, of {MOST_PATTERNS} at most")
     patterns: dict[str, HostPattern] = {}
     for pattern, row in rows.items():
         spelled = _spelled(pattern)
         if spelled in patterns:
-            raise BadHostRules(f"{pattern!r} names the hosts of another pattern, {spelled!r}")
-        patterns[spelled] = _parse(pattern, row)
+            told, other = shorten(pattern), shorten(spelled)
+            raise BadHostRules(f"{told!r} names the hosts of another pattern, {other!r}")
+        patterns[spelled] = _parse(shorten(pattern), row)
     return patterns
 
 
@@ -283,7 +290,7 @@ def _spelled(pattern: str) -> str:
     name, _, port = host.rpartition(":")
     is_address = name.startswith("[") or name.rpartition(".")[2].isdecimal()
     if not host or (below and is_address):
-        raise BadHostRules(f"{pattern!r} is no pattern of hosts, such as *.example.com")
+        raise BadHostRules(f"{shorten(pattern)!r} is no pattern of hosts, such as *.example.com")
     spelled = f"{below}{'*' if is_any else name}"
     return f"{spelled}:{port}" if rest.rpartition(":")[2].isdecimal() else spelled
 
@@ -292,7 +299,7 @@ def _parse(pattern: str, row: Any) -> HostPattern:
     if not isinstance(row, dict):
         raise BadHostRules(f"{pattern!r} must have a table, such as {{ limit = 2, rate = 0.5 }}")
     if unknown := sorted(row.keys() - _WORDS):
-        raise BadHostRules(f"{pattern!r} has the unknown word {unknown[0]!r}")
+        raise BadHostRules(f"{pattern!r} has the unknown word {shorten(unknown[0])!r}")
     together = row.get("together", False)
     if not isinstance(together, bool):
         raise BadHostRules(f"together of {pattern!r} must be true or false")

@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.aio.outages import Outages
-from conveyor.aio.resilience import HIDING, log_and_continue, log_failure
+from conveyor.aio.resilience import HIDING, log_and_continue, log_failure, logging_failure
 from conveyor.domain.model import DispatchableRun
 from conveyor.engine.delivery import (
     AckBatcher,
@@ -341,23 +341,22 @@ class Dispatcher:
 
     def tend(self) -> None:
         """Tend permits, buffers and claims that wait. The worker calls this a few times a second;
-        it never waits."""
+        it never waits, and an error ends no worker."""
         if self._workers is None:
             return
         now = self._clock.monotonic()
-        for lane in self._policy.tend(now, self._spawn):
-            self._fence(lane)
-        if self._turns is not None:
-            self._turns.tend(self._telemetry.fenced)
-        oldest = now - min(BUFFER_AGE, self._visibility / 3)
-        for lane in self.lanes:
-            if lane.buffer and lane.buffer[0][1] <= oldest:
-                self._spawn(partial(self._empty_buffer, lane))
-        stale = now - AHEAD_AGE
-        for lane in {
-            one.lane for one in self._ready if one.held is not None and one.since <= stale
-        }:
-            self._withdraw(lane)
+        with logging_failure(_log, "permits, buffers and claims were not tended"):
+            for lane in self._policy.tend(now, self._spawn):
+                self._fence(lane)
+            if self._turns is not None:
+                self._turns.tend(self._telemetry.fenced)
+            oldest = now - min(BUFFER_AGE, self._visibility / 3)
+            for lane in self.lanes:
+                if lane.buffer and lane.buffer[0][1] <= oldest:
+                    self._spawn(partial(self._empty_buffer, lane))
+            stale = [one for one in self._ready if one.since <= now - AHEAD_AGE]
+            for lane in {one.lane for one in stale if one.held is not None}:
+                self._withdraw(lane)
 
     def _fence(self, lane: Lane) -> None:
         """Cancel the calls of a lane whose permits the ledger may soon give to others."""
@@ -387,9 +386,8 @@ class Dispatcher:
             self._spawn(partial(self._give_up, given_up))
 
     def _take_turned(self, lane: Lane) -> list[InHand]:
-        turned = [self._working[delivery.receipt] for delivery in lane.turned]
-        lane.turned.clear()
-        return turned
+        turned, lane.turned = lane.turned, deque()
+        return [self._working[delivery.receipt] for delivery in turned]
 
     def _spawn(self, act: Act) -> None:
         if self._workers is not None:
@@ -479,12 +477,10 @@ class Dispatcher:
             return
         if self._outages.is_shut or self._begins_nothing or self._workers is None:
             return
-        now = self._clock.monotonic()
-        ahead = self._pace.allowance(now)
+        ahead = self._pace.allowance(now := self._clock.monotonic())
         if ahead and self._planner.room(ahead) >= self._pace.worth_claiming:
-            plan = self._planner.plan(now, ahead, starts=False)
+            plan = self._planner.plan_ahead(now, ahead)
             if plan is not None:
-                assert not isinstance(plan, Start)
                 self._spawn(partial(self._ask, plan))
 
     async def _ask(self, plan: Receive | Acquire) -> None:
@@ -536,7 +532,7 @@ class Dispatcher:
             await self._tidy(lane)
             return
         if plan.look:
-            self._take_aside(lane, received, now)
+            await self._take_aside(lane, received, now)
             return
         if plan.extra and len(received) < plan.count + plan.extra:
             lane.calm_until = now + CALM
@@ -547,7 +543,7 @@ class Dispatcher:
             for message in messages:
                 self._working[message.delivery.receipt] = message
             if self.waits.may_hold(lane):
-                messages = self.waits.let_wait(messages, plan.starts or ())
+                messages = await self.waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)
@@ -557,7 +553,7 @@ class Dispatcher:
             # The queue may hold more, and this message may take long: let another slot ask.
             self._wake_one()
 
-    def _take_aside(self, lane: Lane, found: Sequence[Delivery], now: float) -> None:
+    async def _take_aside(self, lane: Lane, found: Sequence[Delivery], now: float) -> None:
         """Let messages that a look has found wait for their host, with neither a slot nor a
         permit."""
         self._planner.found(lane, len(found))
@@ -565,7 +561,7 @@ class Dispatcher:
         for message in messages:
             self._working[message.delivery.receipt] = message
         if self.waits is not None:
-            messages = self.waits.let_wait(messages, ())
+            messages = await self.waits.let_wait(messages, ())
         lane.turned.extend(message.delivery for message in messages)
 
     async def _go_on(self, message: InHand, place: float | None) -> None:
@@ -612,8 +608,7 @@ class Dispatcher:
         for message, claim in zip(messages, claims, strict=True):
             if isinstance(claim, Outcome):
                 message.began = message.since
-                await self._conclude(message, claim)
-                await self._free(message)
+                await self._end(message, claim)
             else:
                 message.held = claim
                 left.append(message)
@@ -635,7 +630,8 @@ class Dispatcher:
     async def _undo(self, messages: Sequence[InHand]) -> None:
         held = [one.held for one in messages if one.held is not None]
         if held and self._stages is not None:
-            await self._stages.undo(held)
+            with logging_failure(_log, "claims were not undone"):
+                await self._stages.undo(held)
         for message in messages:
             message.held = None
 
@@ -693,16 +689,17 @@ class Dispatcher:
             self._turns.wake(message.turn)
 
     async def _free(self, message: InHand) -> None:
-        """Have a message in hand no longer."""
+        """Have a message in hand no longer, whatever goes wrong with its permits."""
         lane = message.lane
         if message.slot_kept:
             message.slot_kept = False
             self._planner.free_reserved(lane)
         try:
-            if message.turn is not None and self._turns is not None:
-                await self._turns.release(message.turn)
-            if message.permit:
-                await self._policy.discharge(lane, message.permit)
+            with logging_failure(_log, "a permit was not given back"):
+                if message.turn is not None and self._turns is not None:
+                    await self._turns.release(message.turn)
+                if message.permit:
+                    await self._policy.discharge(lane, message.permit)
         finally:
             if message.is_kept:
                 lane.kept -= 1
@@ -711,7 +708,7 @@ class Dispatcher:
                 if message.turn is not None and self._turns is not None:
                     self._turns.wake(message.turn)
             if lane.closed:
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), logging_failure(_log, "a lane was not tidied"):
                     await self._tidy(lane)
 
     async def _handled(self, message: InHand, scope: anyio.CancelScope) -> Outcome | Held:
@@ -719,9 +716,9 @@ class Dispatcher:
         lane = message.lane
         self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
-        if message.turn is not None and self._turns is not None:
-            self._turns.begin(message.turn, message.delivery, scope)
         try:
+            if message.turn is not None and self._turns is not None:
+                self._turns.begin(message.turn, message.delivery, scope)
             # Nearly always the first try is the last one: nothing is prepared for another.
             if not message.tries:
                 try:
@@ -784,16 +781,18 @@ class Dispatcher:
                 if self._tries_again(message, result):
                     continue
                 result = Outcome(hide_for=HIDING.delay(message.delivery.receive_count))
-            try:
-                try:
-                    await self._conclude(message, result)
-                finally:
-                    await self._free(message)
-            except Exception as error:
-                log_failure(_log, "an answer could not be dealt with", error)
+            await self._end(message, result)
         # Their permits are back: claim under them before the slots run dry.
         self._look_ahead()
         self._wake_one()
+
+    async def _end(self, message: InHand, outcome: Outcome) -> None:
+        """Conclude a message, and have it in hand no longer."""
+        try:
+            with logging_failure(_log, "an answer could not be dealt with"):
+                await self._conclude(message, outcome)
+        finally:
+            await self._free(message)
 
     async def _keep(self, messages: Sequence[InHand]) -> None:
         """Give the permits of messages back whose calls have just ended, and keep the messages.

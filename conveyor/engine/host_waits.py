@@ -53,18 +53,23 @@ class HostWaits:
         """Tell whether messages of a lane may have to wait for their hosts at all."""
         return bool(lane.host) or self._turns.policies.hold(lane.politeness)
 
-    def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
+    async def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
         """Let those of the messages wait that came and whose host is not free; return the others.
-        Those of one host have `starts`, unless they were found by a look."""
+        Those of one host have `starts`, unless they were found by a look. After an error those that
+        do not wait are given up."""
         left = []
-        for message, start in zip_longest(messages, starts[: len(messages)]):
-            message.turn = self._turns.turn_of(
-                message.lane, message.delivery, start, looked=message.is_kept
-            )
-            if message.turn is None or self._turns.may_go_on(message.turn):
-                left.append(message)
-            else:
-                self._begin(message, message.turn)
+        try:
+            for message, start in zip_longest(messages, starts[: len(messages)]):
+                message.turn = self._turns.turn_of(
+                    message.lane, message.delivery, start, looked=message.is_kept
+                )
+                if message.turn is None or self._turns.may_go_on(message.turn):
+                    left.append(message)
+                else:
+                    self._begin(message, message.turn)
+        except Exception:
+            await self._give_up([one for one in messages if one not in self._scopes])
+            raise
         return left
 
     def cancel(self, lane: Lane) -> None:
@@ -108,10 +113,14 @@ class HostWaits:
             await self._give_up([message])
             raise
         self._end(message)
-        if ended:
-            await self._go_on(message, place)
-        else:
+        if not ended:
             await self._give_up([message])
+            return
+        try:
+            await self._go_on(message, place)
+        except BaseException:
+            await self._give_up([message])
+            raise
 
     async def _turned(self, turn: Turn) -> float | None:
         """Wait for the turn of a message. While the ledger is away it stays in hand: given back, it

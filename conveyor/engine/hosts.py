@@ -267,6 +267,8 @@ class HostPaces:
         self._by_lane: dict[Lane, HostStarts | None] = {}
         # Lanes whose messages wait in hand for their starts, however busy the slots are.
         self.ahead: dict[Lane, None] = {}
+        # Their rules may change before `fill`.
+        self._booking: dict[Lane, HostStarts] = {}
         self._matched_at = clock.monotonic()
 
     def hold(self, lane: Lane) -> bool:
@@ -380,6 +382,7 @@ class HostPaces:
             return ()
         if not pace.starts:
             pace.is_booking = True
+            self._booking[lane] = pace
             return None
         return tuple(pace.starts.popleft() for _ in range(min(count, len(pace.starts))))
 
@@ -391,7 +394,7 @@ class HostPaces:
     async def fill(self, lane: Lane, count: int) -> list[float]:
         """Book starts for a lane that has none; return those that are near, and keep the others.
         Raises ConveyorError(unavailable)."""
-        pace = self.of(lane)
+        pace = self._booking.pop(lane, None)
         if pace is None:
             return []
         try:

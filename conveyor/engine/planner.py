@@ -7,16 +7,20 @@ slots count on the same permit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from conveyor.aio.resilience import log_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.engine.lanes import Lane, Lanes, Owner
 from conveyor.engine.policy import Policy
 from conveyor.ports.queues import MAX_BATCH, Delivery
 
 Eligible = Callable[[Lane], bool]
+
+_log = logging.getLogger("conveyor.engine")
 
 
 class PickingRule(Protocol):
@@ -98,6 +102,8 @@ RESERVED_SHARE = 5
 """One slot in five may be kept free for messages of slow hosts whose starts are near."""
 MOST_KEPT = 8.0
 """Most seconds for which a slot is kept for a message, less than starts are booked ahead."""
+ASK_AGAIN = 1.0
+"""Seconds until a lane is looked at again of which nobody knows when it is due."""
 HOST_WAIT = 1.0
 """Most seconds that a receive waits on the empty queue of a host."""
 
@@ -212,6 +218,17 @@ class Planner:
             return self._receive(lane, count, now, may_wait=alone, buffers=most is None)
         return Acquire(lane, self._policy.may_acquire(lane, free, now))
 
+    def plan_ahead(self, now: float, ahead: int) -> Receive | Acquire | None:
+        """Return what to ask for so that `ahead` messages may wait for the slots. An error is
+        logged: whoever looks ahead has messages of its own in hand."""
+        try:
+            plan = self.plan(now, ahead, starts=False)
+        except Exception as error:
+            log_failure(_log, "nothing was planned ahead", error)
+            return None
+        assert not isinstance(plan, Start)
+        return plan
+
     def _is_eligible(self, lane: Lane, free: int, now: float, *, starts: bool) -> bool:
         if lane.closed or lane.dropped:
             return False
@@ -259,13 +276,17 @@ class Planner:
             self._looks -= 1
             return
         self.free(lane, plan.count - started)
-        if lane.host and started < plan.count:
-            self._policy.put_back(lane, (plan.starts or ())[started:])
         lane.refilling -= plan.extra
         if plan.count:
             lane.probing = False
         if plan.wait and not (lane.is_control or lane.host):
             self._probes -= 1
+        if lane.host and started < plan.count:
+            try:
+                self._policy.put_back(lane, (plan.starts or ())[started:])
+            except Exception as error:
+                # The messages that came are in hand, and are to stay there.
+                log_failure(_log, "starts of a host were lost", error)
 
     def found(self, lane: Lane, count: int) -> None:
         """Note that a look found messages: they are in hand, with neither a slot nor a permit."""
@@ -323,13 +344,20 @@ class Planner:
         for lane in self._lanes:
             if lane.closed or lane.dropped:
                 continue
-            for moment in (lane.not_before, self._policy.next_due(lane, now)):
+            for moment in (lane.not_before, self._due_by_policy(lane, now)):
                 if moment is not None and moment > now and (due is None or moment < due):
                     due = moment
         rest = self._lanes.control.not_before
         if rest > now and (due is None or rest < due):
             due = rest
         return due
+
+    def _due_by_policy(self, lane: Lane, now: float) -> float | None:
+        try:
+            return self._policy.next_due(lane, now)
+        except Exception as error:
+            log_failure(_log, "a lane could not say when it is due", error)
+            return now + ASK_AGAIN
 
     def _start(self, lane: Lane, now: float, *, refills: bool) -> Start:
         self._book(lane, 1)
@@ -339,7 +367,13 @@ class Planner:
         delivery, received_at = lane.buffer.popleft()
         refill = None
         batch = self._polling.batch
-        if refills and self._policy.may_buffer(lane, 0, now) >= batch:
+        try:
+            worth = self._policy.may_buffer(lane, 0, now) if refills else 0
+        except BaseException:
+            lane.buffer.appendleft((delivery, received_at))
+            self.free(lane, 1)
+            raise
+        if worth >= batch:
             refill = Receive(lane, 0, extra=batch, empties=lane.empties)
             lane.refilling += batch
         return Start(lane, delivery, received_at, refill)
@@ -356,9 +390,10 @@ class Planner:
             extra = 0
             if buffers and self._claims_at_once == 1:
                 extra = self._policy.may_buffer(lane, count, now)
+            starts = self._policy.take(lane, count)
             lane.refilling += extra
             self._book(lane, count)
-            return Receive(lane, count, extra=extra, starts=self._policy.take(lane, count))
+            return Receive(lane, count, extra=extra, starts=starts)
         wait = 0.0
         lane.probing = True
         probes = max(1, self._slots // PROBE_SHARE)

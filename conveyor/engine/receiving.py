@@ -143,8 +143,8 @@ class MessageReceiver:
                     with anyio.CancelScope(shield=True):
                         await self.give_back(plan.lane, received)
                 raise
-            self._telemetry.received(len(found))
             received += found
+            self._telemetry.received(len(found))
             left, wait = left - limit, 0.0
             if len(found) < limit or not left:
                 return received

@@ -269,8 +269,12 @@ class ReservePolicy:
         """Renew what is due and give idle permits back; return the lanes whose permits are lost."""
         fenced: list[Lane] = []
         if self.hosts is not None:
-            for lane in self.hosts.rematch(now):
-                self._match(lane)
+            try:
+                for lane in self.hosts.rematch(now):
+                    self._match(lane)
+            except Exception as error:
+                # Permits are to be renewed all the same.
+                log_failure(_log, "the rules of hosts could not be looked up", error)
         for lease in list(self._leases.values()):
             if lease.lost or (lease.permits and not self._usable_at(lease, now)):
                 lease.forfeit()

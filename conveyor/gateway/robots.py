@@ -7,10 +7,10 @@ allowed is not requested, nor is what a redirect leads to. Files are read as Scr
 from __future__ import annotations
 
 import logging
-import re
+import struct
 import sys
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,7 +58,7 @@ MOST_AT_HAND = 32_000_000
 MOST_READ = 8_000_000
 """Bytes of the rules of one file at hand, for all agents."""
 MOST_NAMES = 50
-"""Names in a file that may be those of one agent, and agents whose rules are at hand."""
+"""Agents whose rules of one file are at hand."""
 MOST_DELAY = 60.0
 """Longest Crawl-delay that is heeded, in seconds."""
 FETCH_LASTS = 30.0
@@ -80,11 +80,26 @@ SLOW_TO_MATCH = 100_000
 ROBOTS_KEY = "robots:"
 """Begins the names of the permits to fetch a file."""
 _UNREACHED = frozenset({"host_not_found", "connection_failed", "tls_failed"})
-_SITE_WIDE = re.compile(r"(?:sitemaps?|site-map|host)(?:\s*:|\s|$)", re.IGNORECASE)
-_DELAYS = {"crawl-delay", "crawl delay"}
-_AGENT = re.compile(r"user[\s-]*agent(?:\s*:|\s|$)", re.IGNORECASE)
-_OTHER = "User-agent: \x01"
-"""The line for an agent of no interest; no name has this character."""
+_SITE_WIDE = {"sitemap", "sitemaps", "site-map", "host"}
+_AGENTS = {"user-agent", "useragent", "user agent"}
+_DELAYS = ("crawl-delay", "crawl delay")
+_RULES = {
+    "allow",
+    "disallow",
+    "dissallow",
+    "dissalow",
+    "disalow",
+    "diasllow",
+    "disallaw",
+    *_DELAYS,
+}
+_FIELDS = (
+    {"request-rate", "request rate", "visit-time", "visit time"} | _SITE_WIDE | _AGENTS | _RULES
+)
+"""All that Protego takes for a field."""
+_PIECE = struct.Struct(">BI")
+
+Guard = Callable[[str], Awaitable[object]]
 
 _log = logging.getLogger("conveyor.hosts")
 
@@ -117,7 +132,8 @@ class Rules:
 @dataclass(slots=True)
 class _Known:
     """A file at hand until a monotonic second, and its rules for the agents that asked: one reads
-    them for all who wait. `unreached`: the failure to reach its host."""
+    them for all who wait. `unreached`: the failure to reach its host, or a redirect from it to a
+    closed one."""
 
     file: _File
     until: float
@@ -176,7 +192,7 @@ class RobotsGateway(Gateway, Robots):
         await self._gateway.aclose()
 
     async def admit(self, request: ScrapeRequest) -> HostDelay | None:
-        seconds = await self._admit(_agent(request), request.url)
+        seconds = await self._admit(_agent(request), request.url, request.guard)
         if not seconds:
             return None
         delay = HostDelay(_host(parse_target(request.url)), seconds, DAY)
@@ -190,7 +206,7 @@ class RobotsGateway(Gateway, Robots):
     @asynccontextmanager
     async def _allowed(self, request: ScrapeRequest) -> AsyncIterator[Success]:
         agent = _agent(request)
-        await self._admit(agent, request.url)
+        await self._admit(agent, request.url, request.guard)
         guarded = msgspec.structs.replace(request, guard=partial(self._guard, request, agent))
         async with self._gateway.scrape(guarded) as success:
             yield success
@@ -199,7 +215,7 @@ class RobotsGateway(Gateway, Robots):
         """Look at a redirect of a request, as its own guard does."""
         if request.guard is not None:
             await request.guard(url)
-        await self._admit(agent, url)
+        await self._admit(agent, url, request.guard)
 
     def _is_new(self, delay: HostDelay, api_key: str) -> bool:
         """Tell whether a delay was not met here before, for the same caller."""
@@ -207,11 +223,11 @@ class RobotsGateway(Gateway, Robots):
         self._met[delay.host, api_key] = delay.interval
         return met != delay.interval
 
-    async def _admit(self, agent: str, url: str) -> float:
+    async def _admit(self, agent: str, url: str, guard: Guard | None) -> float:
         """Return the seconds that a host wants between two calls. Raises ScrapeFailed for a URL
         that is not allowed, and for one whose file cannot be had now."""
         target = parse_target(url)
-        name, known = await self._find(target)
+        name, known = await self._find(target, guard)
         if known.unreached is not None:
             raise _again(known.unreached)
         if known.file.is_closed:
@@ -257,7 +273,7 @@ class RobotsGateway(Gateway, Robots):
 
     # -- files --
 
-    async def _find(self, target: Target) -> tuple[str, _Known]:
+    async def _find(self, target: Target, guard: Guard | None = None) -> tuple[str, _Known]:
         """Return the file of an origin, with its name: at hand, kept by the fleet, or fetched now,
         by one call for all. Raises Postponed for another call that waited long enough."""
         name = f"{target.scheme}://{_host(target)}"
@@ -265,7 +281,7 @@ class RobotsGateway(Gateway, Robots):
             return name, known
         asking = self._asking.get(name)
         if asking is None:
-            return name, await self._ask(target, name)
+            return name, await self._ask(target, name, guard)
         age = self._clock.monotonic() - asking.since
         if age < PATIENCE:
             await wait_or_timeout(asking.done, self._clock, PATIENCE)
@@ -273,14 +289,16 @@ class RobotsGateway(Gateway, Robots):
                 return name, known
         raise self._later(age)
 
-    async def _ask(self, target: Target, name: str) -> _Known:
+    async def _ask(self, target: Target, name: str, guard: Guard | None) -> _Known:
         asking = self._asking[name] = _Asking(self._clock.monotonic())
         try:
-            known = self._known[name] = await self._kept_or_fetched(target, name)
+            known = self._known[name] = await self._kept_or_fetched(target, name, guard)
         except ScrapeFailed as failed:
-            if not _is_unreached(failed):
+            is_led_away = isinstance(failed, Postponed) and failed.sent
+            if not (is_led_away or _is_unreached(failed)):
                 raise
-            until = self._clock.monotonic() + UNREACHED
+            lasts = min(failed.retry_after, UNREACHED) if is_led_away else UNREACHED
+            until = self._clock.monotonic() + lasts
             self._known[name] = _Known(_File(), until, unreached=_again(failed))
             raise
         finally:
@@ -296,14 +314,14 @@ class RobotsGateway(Gateway, Robots):
         known = self._known.get(name)
         return known if known is not None and self._clock.monotonic() < known.until else None
 
-    async def _kept_or_fetched(self, target: Target, name: str) -> _Known:
+    async def _kept_or_fetched(self, target: Target, name: str, guard: Guard | None) -> _Known:
         patient_until = self._clock.monotonic() + PATIENCE
         while True:
             if (known := await self._kept(name)) is not None:
                 return known
             if await self._hold(name, count=1):
                 try:
-                    return await self._kept(name) or await self._fetched(target, name)
+                    return await self._kept(name) or await self._fetched(target, name, guard)
                 finally:
                     with anyio.CancelScope(shield=True):
                         await self._let_go(name)
@@ -315,25 +333,33 @@ class RobotsGateway(Gateway, Robots):
         kept = await self._files.find(name)
         if kept is None:
             return None
-        file = msgspec.json.decode(zlib.decompress(kept.content), type=_File)
+        head, content = kept.content[: _PIECE.size], kept.content[_PIECE.size :]
+        for number in range(1, head[0]):
+            piece = await self._files.find(_piece(name, number))
+            if piece is None or piece.content[: _PIECE.size] != head:
+                return None
+            content += piece.content[_PIECE.size :]
+        file = msgspec.json.decode(zlib.decompress(content), type=_File)
         return _Known(file, self._clock.monotonic() + kept.left)
 
-    async def _fetched(self, target: Target, name: str) -> _Known:
-        file = await self._fetch(target)
+    async def _fetched(self, target: Target, name: str, guard: Guard | None) -> _Known:
+        file = await self._fetch(target, guard)
         lasts = file.lasts
-        file, content = _packed(file)
+        pieces = _packed(file)
         try:
-            await self._files.keep(name, content, lasts)
+            # The first comes last: whoever finds it finds the others.
+            for number in reversed(range(len(pieces))):
+                await self._files.keep(_piece(name, number), pieces[number], lasts)
         except ConveyorError as error:
             log_failure(_log, "a robots.txt was not kept for other workers", error)
         return _Known(file, self._clock.monotonic() + lasts)
 
-    async def _fetch(self, target: Target) -> _File:
-        """Fetch a robots.txt. Raises ScrapeFailed if the host is not reached, or is to be left
-        alone, or if something shared is away."""
+    async def _fetch(self, target: Target, guard: Guard | None) -> _File:
+        """Fetch a robots.txt, by redirects that a guard lets pass. Raises ScrapeFailed if the host
+        is not reached, or is to be left alone, or if something shared is away."""
         lasts = min(FETCH_LASTS, usable_part(self._lease))
         place = msgspec.structs.replace(target, path="/robots.txt", credentials=None)
-        request = ScrapeRequest(place.url, "", timeout=lasts, max_bytes=ANY_SIZE)
+        request = ScrapeRequest(place.url, "", timeout=lasts, max_bytes=ANY_SIZE, guard=guard)
         try:
             async with self._gateway.scrape(request) as success:
                 return _File(await _text(success.content))
@@ -382,9 +408,17 @@ def _is_shared(failed: ScrapeFailed) -> bool:
 
 def _again(failed: ScrapeFailed) -> ScrapeFailed:
     """Return a failure to reach a host once more, for another call, which sent nothing."""
+    if isinstance(failed, Postponed):
+        after, waiting = failed.retry_after, failed.waiting
+        return Postponed(failed.problem, failed.failure, retry_after=after, waiting=waiting)
     again = ScrapeFailed(failed.problem, failed.failure, retryable=True)
     again.absence, again.sent = Absence(), 0
     return again
+
+
+def _piece(name: str, number: int) -> str:
+    """Return the name under which a piece of a file is kept."""
+    return f"{name} {number}" if number else name
 
 
 def _host(target: Target) -> str:
@@ -401,7 +435,7 @@ def _agent(request: ScrapeRequest) -> str:
 
 
 async def _text(content: Content) -> str:
-    """Read a file, cut at its bound."""
+    """Read a file, cut at the end of the last line within its bound."""
     pieces: list[bytes] = []
     if isinstance(content, bytes):
         pieces.append(content)
@@ -410,45 +444,87 @@ async def _text(content: Content) -> str:
         async for piece in content:
             pieces.append(piece)
             size += len(piece)
-            if size >= MOST_BYTES:
+            if size > MOST_BYTES:
                 break
-    return b"".join(pieces)[:MOST_BYTES].decode("utf-8-sig", "replace")
+    text = b"".join(pieces)
+    if len(text) > MOST_BYTES:
+        # What is left of a line that was cut may say the contrary.
+        end = max(text.rfind(b"\n", 0, MOST_BYTES + 1), text.rfind(b"\r", 0, MOST_BYTES + 1))
+        text = text[: max(end, 0)]
+    return text.decode("utf-8-sig", "replace")
 
 
-def _packed(file: _File) -> tuple[_File, bytes]:
-    """Pack a file for others; one that does not fit is cut further."""
-    while len(content := zlib.compress(msgspec.json.encode(file))) > MOST_KEPT:
-        file = _File(file.text[: len(file.text) // 2])
-    return file, content
+def _packed(file: _File) -> list[bytes]:
+    """Pack a file for others, in as many pieces as it needs. The first begins with their number,
+    and each with the sum of all."""
+    content = zlib.compress(msgspec.json.encode(file))
+    size = MOST_KEPT - _PIECE.size
+    pieces = [content[at : at + size] for at in range(0, len(content), size)]
+    head = _PIECE.pack(len(pieces), zlib.crc32(content))
+    return [head + piece for piece in pieces]
 
 
 def _read(text: str, agent: str) -> Rules:
-    """Read a file for one agent. Groups of others become those of one name, without rules: each
-    rule is kept once for each name of its group, and a hostile file has thousands of both."""
-    lines: list[str] = []
-    names: set[str] = set()
-    shown = agent.lower()
-    begins, concerns, count = True, False, 0
+    """Read a file for one agent: the rules of the group that holds for it alone. A hostile file has
+    thousands of names before thousands of rules."""
+    shown = agent.strip().lower()
+    scores: dict[str, int] = {}
+    groups: list[tuple[set[str], list[str]]] = [(set(), [])]
+    is_named = True
     for line in text.splitlines():
-        rule = line.partition("#")[0].strip()
-        found = _AGENT.match(rule)
-        if found is None:
-            if not rule or _SITE_WIDE.match(rule):
-                continue
-            begins = begins or ":" in rule
-            if concerns and (count < MOST_RULES or rule[:11].lower() in _DELAYS):
-                count += 1
-                lines.append(rule)
+        found = _directive(line.partition("#")[0].strip())
+        if found is None or found[0] in _SITE_WIDE:
             continue
-        if begins:
-            begins, concerns = False, False
-        name = rule[found.end() :].strip().lower()
-        name = name if name == "*" else name.replace("*", "")
-        if name and (name == "*" or name in shown) and (name in names or len(names) < MOST_NAMES):
-            names.add(name)
-            lines.append(f"User-agent: {name}")
-            concerns = True
-        elif not lines or lines[-1] != _OTHER:
-            lines.append(_OTHER)
-    kept = "\n".join(lines)
-    return Rules(Protego.parse(kept), count, RULE_SIZE * count + 4 * len(kept))
+        field, value = found
+        if field in _AGENTS:
+            if not is_named:
+                groups.append((set(), []))
+            for name in _names(value):
+                if name not in scores:
+                    scores[name] = _score(name, shown)
+                if scores[name]:
+                    groups[-1][0].add(name)
+        elif value and field in _RULES and groups[-1][0]:
+            groups[-1][1].append(f"{field}: {value}")
+        is_named = field in _AGENTS
+    best = max(scores, key=lambda name: scores[name], default="")
+    lines: list[str] = []
+    for names, rules in groups:
+        if best in names:
+            lines += [
+                rule
+                for place, rule in enumerate(rules, len(lines))
+                if place < MOST_RULES or rule.startswith(_DELAYS)
+            ]
+    kept = "\n".join([f"User-agent: {best}", *lines]) if lines else ""
+    return Rules(Protego.parse(kept), len(lines), RULE_SIZE * len(lines) + 4 * len(kept))
+
+
+def _directive(line: str) -> tuple[str, str] | None:
+    """Split a line into its field and its value, as Protego does."""
+    field, colon, value = line.partition(":")
+    field = field.strip().lower()
+    if colon and (field in _FIELDS or not value or value[0].isspace()):
+        return field, value.strip()
+    words = line.split()
+    for count in (1, 2):
+        if (named := " ".join(words[:count]).lower()) in _FIELDS:
+            return named, " ".join(words[count:])
+    return (field, value.strip()) if colon else None
+
+
+def _names(value: str) -> list[str]:
+    """Return the names of agents for which a line begins a group, as Protego does."""
+    name = value.lower()
+    names = [name] if name == "*" else dict.fromkeys((name, name.replace("*", "")))
+    return [one for one in names if one]
+
+
+def _score(name: str, agent: str) -> int:
+    """Return how close a name in a file is to an agent, as Protego does; 0 for that of another."""
+    if name == "*":
+        return 1
+    place = agent.find(name)
+    while place > 0 and (agent[place - 1].isalnum() or agent[place - 1] in "-_"):
+        place = agent.find(name, place + 1)
+    return 0 if place < 0 else len(name)

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 MOST_KEPT = 350_000
-"""Most bytes of a file: DynamoDB takes few more in one item."""
+"""Most bytes of a file, or of a piece of one: DynamoDB takes few more in one item."""
 
 
 class KeptFile(msgspec.Struct, frozen=True):

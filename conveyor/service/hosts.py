@@ -190,7 +190,7 @@ class HostQueries:
         return HostBody(
             host=host,
             pending=tally.counts[TaskStatus.PENDING],
-            in_flight=tally.counts[TaskStatus.PROCESSING],
+            claimed=tally.counts[TaskStatus.PROCESSING],
             done=tally.counts[TaskStatus.SUCCESSFUL],
             failed=tally.counts[TaskStatus.FAILED],
             limit=limits.limit or UNSET,

@@ -593,7 +593,14 @@ class HostBody(Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, _text("Name and port.")]
     pending: Annotated[int, _count("Tasks that wait.")]
-    in_flight: Annotated[int, _count("Tasks in work; of a larger run as workers said it last.")]
+    claimed: Annotated[
+        int,
+        _count(
+            "Tasks that workers have begun: beside the calls under way those that wait for their "
+            "start and those that are being settled, so it may be above `limit`. Of a larger run "
+            "as workers said it last."
+        ),
+    ]
     done: Annotated[int, _count("Tasks that ended successful.")]
     failed: Annotated[int, _count("Tasks that ended failed.")]
     limit: (

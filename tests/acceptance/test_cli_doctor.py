@@ -297,7 +297,7 @@ def test_a_file_of_hosts_that_cannot_be_read_is_named(
     [told] = _examined_start({"data_dir": str(tmp_path)})
     assert (told.label, told.problem) == (
         "settings",
-        f"CONVEYOR_HOSTS {tmp_path / 'none'}: cannot be read as text in UTF-8",
+        f"CONVEYOR_HOSTS {tmp_path / 'none'}: cannot be read: No such file or directory",
     )
 
 

@@ -223,7 +223,7 @@ def test_explain_names_the_host_whose_limit_holds_a_job_back(tmp_path: Path) -> 
         host = f"{urlsplit(urls[0]).netloc}:80"
         assert told.out == [
             f"job {job_id}: 0 of 5 tasks done; its host holds it back:",
-            f"  {host}: 3 tasks wait, 2 in work; at most 2 calls at a time, set by the job "
+            f"  {host}: 3 tasks wait, 2 claimed; at most 2 calls at a time, set by the job "
             "(--per-host)",
             f"It goes on by itself. All its hosts: conveyor hosts {job_id}",
         ]

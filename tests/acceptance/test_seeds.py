@@ -205,6 +205,8 @@ def test_the_demo_has_runs_of_every_state_and_is_the_same_twice(tmp_path: Path) 
     [
         ("jobs = 5", "it has no"),
         ("x = 1\nnonsense", "Expected '='"),
+        (f"advance = {'1' * 5_000}", "4300 digits"),
+        (f"jobs = {'[' * 3_000}{']' * 3_000}", "recursion"),
         ("[[jobs]]\ntasks = 5", "job 1"),
         ("[[jobs]]\ntasks = [5]", "job 1: each of its tasks is a table with a url"),
         ("speed = 3\n[[jobs]]", "speed is none of"),

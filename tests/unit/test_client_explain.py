@@ -129,7 +129,7 @@ def test_a_reason_of_a_newer_server_is_told_as_it_is() -> None:
 
 def hosts(number: int, *, counted: int = 10, more: int = 0) -> HostsReply:
     found = (
-        HostReply(host=f"h{n}.test:443", pending=4, in_flight=0, done=0, failed=0, limit=2,
+        HostReply(host=f"h{n}.test:443", pending=4, claimed=0, done=0, failed=0, limit=2,
                   detail="at most 2 calls at a time")
         for n in range(number)
     )  # fmt: skip

@@ -12,10 +12,10 @@ from conveyor.client.wire import HostReply
 
 
 def test_the_numbers_of_a_host_stand_below_their_titles() -> None:
-    host = HostReply(host="shop.test:443", pending=8_214, in_flight=2, done=351, failed=0)
+    host = HostReply(host="shop.test:443", pending=8_214, claimed=2, done=351, failed=0)
     lines = HOSTS_HEADER, host_line(host)
     assert [line.split()[-1] for line in lines] == ["limits", "shop.test:443"]
-    for title, number in [("waiting", "8,214"), ("in work", "2"), ("done", "351"), ("failed", "0")]:
+    for title, number in [("waiting", "8,214"), ("claimed", "2"), ("done", "351"), ("failed", "0")]:
         end = HOSTS_HEADER.index(title) + len(title)
         assert lines[1][:end].endswith(f" {number}")
 
@@ -24,7 +24,7 @@ def test_limits_and_what_a_host_has_said_stand_behind_it() -> None:
     host = HostReply(
         host="shop.test:443",
         pending=1,
-        in_flight=0,
+        claimed=0,
         done=0,
         failed=0,
         limit=2,
@@ -40,7 +40,7 @@ def test_limits_and_what_a_host_has_said_stand_behind_it() -> None:
 
 def held(**fields: Any) -> HostReply:
     return HostReply(
-        host="shop.test:443", done=0, failed=0, **{"pending": 8, "in_flight": 0} | fields
+        host="shop.test:443", done=0, failed=0, **{"pending": 8, "claimed": 0} | fields
     )
 
 
@@ -52,7 +52,7 @@ def test_each_limit_of_a_host_is_shown_with_who_set_it() -> None:
 @pytest.mark.parametrize(
     ("host", "line"),
     [
-        (held(in_flight=2, detail="at most 2 calls"), "8 tasks wait, 2 in work; at most 2 calls"),
+        (held(claimed=2, detail="at most 2 calls"), "8 tasks wait, 2 claimed; at most 2 calls"),
         (held(pending=1, detail="at most 1 call"), "1 task waits; at most 1 call"),
         (held(rate=0.5, detail="slow"), "8 tasks wait; slow; so these take 16 s at least"),
         (held(detail="new\x1b[2J"), "8 tasks wait; new\\x1b[2J"),

@@ -181,7 +181,7 @@ async def test_a_run_of_many_groups_and_runs_stays_small(api: Api, text: str) ->
     ]
     types = {f"{n:02}{text * (LONGEST_TYPE - 2)}": 10**9 for n in range(MOST_TYPES + 1)}
     name = f"{'h' * 250}:65535"
-    host = HostBody(host=name, pending=9, in_flight=9, done=9, failed=9, detail=text * 1_000)
+    host = HostBody(host=name, pending=9, claimed=9, done=9, failed=9, detail=text * 1_000)
     full = msgspec.structs.replace(
         page,
         hosts=[host] * HOSTS_SHOWN,

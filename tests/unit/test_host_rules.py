@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conveyor.bootstrap.host_rules import LOOK_EVERY, WatchedHostRules
+from conveyor.bootstrap.host_rules import (
+    LOOK_EVERY,
+    MOST_BYTES,
+    WatchedHostRules,
+    watched_rules,
+)
 from conveyor.domain.hosts import (
     BadHostRules,
     HostLimits,
@@ -21,6 +27,7 @@ from conveyor.domain.hosts import (
     paces,
     parse_host_patterns,
 )
+from conveyor.settings import InvalidSetting, Settings
 from conveyor.testing.clock import FakeClock
 
 URL = "http://a.example/"
@@ -99,6 +106,12 @@ def test_without_limits_no_rule_holds() -> None:
         ('"a*.example" = {}', "is no pattern of hosts"),
         ('"https://a.example/" = {}', "is no pattern of hosts"),
         ('"" = {}', "is no pattern of hosts"),
+        (f'"a.example" = {{ limit = {"1" * 5_000} }}', "holds a number of too many digits"),
+        (f'"a.example" = {{ rate = 0x{"f" * 5_000} }}', "rate of 'a.example'"),
+        (f'"a.example" = {"[" * 3_000}{"]" * 3_000}', "is nested too deep"),
+        (f'"{"a" * 100_000}/" = {{}}', "is no pattern of hosts"),
+        (f'"a.example" = {{ {"a" * 100_000} = 1 }}', "has the unknown word"),
+        ("\0", "is no TOML"),
         ('"*.*" = {}', "is no pattern of hosts"),
         ('"*.*:80" = {}', "is no pattern of hosts"),
         ('"*:" = {}', "is no pattern of hosts"),
@@ -116,8 +129,10 @@ def test_without_limits_no_rule_holds() -> None:
     ],
 )
 def test_a_file_that_cannot_be_used_says_where(text: str, words: str) -> None:
-    with pytest.raises(BadHostRules, match=words):
+    with pytest.raises(BadHostRules, match=words) as raised:
         parse_host_patterns(text)
+    assert len(str(raised.value)) < 500
+    assert str(raised.value).isprintable(), "it is told in one line"
 
 
 HOST = "a.example.com:443"
@@ -175,9 +190,67 @@ async def test_a_file_of_hosts_is_read_again_when_it_changes(
     assert "limit of 'a.example'" in caplog.messages[0]
 
 
-def test_a_file_of_hosts_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(BadHostRules, match="cannot be read"):
-        WatchedHostRules(FakeClock(), str(tmp_path / "none"), limit=1, rate=0.0)
+def no_file(_path: Path) -> None:
+    """Leave nothing there."""
+
+
+def a_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_circle(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def in_latin(path: Path) -> None:
+    path.write_bytes('"bücher.example" = {}'.encode("latin-1"))
+
+
+def a_huge_file(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+
+
+def a_huge_number(path: Path) -> None:
+    path.write_text(f'"a.example" = {{ limit = {"1" * 5_000} }}')
+
+
+WRONG_FILES = [
+    (no_file, "cannot be read: No such file"),
+    (a_circle, "cannot be read: Too many levels of symbolic links"),
+    (os.mkfifo, "is no regular file"),
+    (Path.mkdir, "is no regular file"),
+    (a_link_to_a_device, "is no regular file"),
+    (in_latin, "is no text in UTF-8"),
+    (a_huge_file, "more than 4,000,000 bytes"),
+    (a_huge_number, "too many digits"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), WRONG_FILES)
+async def test_a_wrong_file_of_hosts_keeps_from_starting_and_changes_no_rules_later(
+    tmp_path: Path, make: Callable[[Path], None], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong, path, clock = tmp_path / "wrong", tmp_path / "hosts.toml", FakeClock()
+    make(wrong)
+    with pytest.raises(InvalidSetting) as raised:
+        watched_rules(Settings(hosts=str(wrong)), clock)
+    assert raised.value.detail.startswith(f"CONVEYOR_HOSTS {wrong}: ")
+    assert words in raised.value.detail
+    assert raised.value.detail.isprintable()
+
+    path.write_text('"a.example" = { limit = 2 }')
+    rules = watched_rules(Settings(hosts=str(path)), clock)
+    path.unlink()
+    make(path)
+    await clock.advance(2 * LOOK_EVERY)
+    for _ in range(3):
+        rule = rules().rule_of(URL)
+        assert rule is not None
+        assert rule.limit == 2
+        await clock.advance(LOOK_EVERY)
+    [told] = [one for one in caplog.messages if "the rules before hold on" in one]
+    assert words in told
 
 
 def test_starts_are_booked_under_the_keys_of_all_rules_and_of_the_caller() -> None:

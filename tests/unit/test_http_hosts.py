@@ -70,8 +70,8 @@ async def test_each_host_shows_its_own_tasks_and_the_busiest_comes_first(tmp_pat
             "tasks": 6,
             "counted_tasks": 6,
             "hosts": [
-                {"host": NEWS, "pending": 1, "in_flight": 1, "done": 0, "failed": 0},
-                {"host": SHOP, "pending": 1, "in_flight": 0, "done": 2, "failed": 1},
+                {"host": NEWS, "pending": 1, "claimed": 1, "done": 0, "failed": 0},
+                {"host": SHOP, "pending": 1, "claimed": 0, "done": 2, "failed": 1},
             ],
             "more_hosts": 0,
         }
@@ -85,7 +85,7 @@ async def test_the_closest_limits_show_and_what_a_host_has_said(tmp_path: Path) 
         assert found["hosts"][0] == {
             "host": "a.shop.test:443",
             "pending": 1,
-            "in_flight": 0,
+            "claimed": 0,
             "done": 0,
             "failed": 0,
             "limit": 3,
@@ -156,7 +156,7 @@ async def test_a_large_run_is_looked_at_everywhere_within_a_bound(
 
         assert (found["tasks"], found["counted_tasks"], found["more_hosts"]) == (40, 20, 1)
         assert [one["pending"] for one in found["hosts"]] == [5, 5, 5]
-        assert [one["in_flight"] for one in found["hosts"]] == [0, 0, 0]
+        assert [one["claimed"] for one in found["hosts"]] == [0, 0, 0]
 
         for number in range(2):
             await api.binding.workers.say(
@@ -164,7 +164,7 @@ async def test_a_large_run_is_looked_at_everywhere_within_a_bound(
             )
         await api.clock.advance(READ_EVERY)
         busiest = (await hosts_of(api, job_id, run_id))["hosts"][0]
-        assert (busiest["host"], busiest["in_flight"]) == ("h3.test:443", 4)
+        assert (busiest["host"], busiest["claimed"]) == ("h3.test:443", 4)
 
 
 async def test_hosts_of_a_run_of_somebody_else_are_not_found(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ async def test_a_limit_shows_who_set_it(
         fields = {} if manners is None else {"politeness": manners}
         job_id, run_id = await submitted(api, "https://a.test/", **fields)
         [host] = (await hosts_of(api, job_id, run_id))["hosts"]
-        counts = {"host", "pending", "in_flight", "done", "failed", "detail"}
+        counts = {"host", "pending", "claimed", "done", "failed", "detail"}
         assert {name: host[name] for name in host.keys() - counts} == shown
 
 
@@ -217,7 +217,7 @@ async def test_hosts_that_hold_a_run_back_are_those_with_limits_for_which_tasks_
 
         found = await hosts_of(api, job_id, run_id, "?held=1")
         assert (found["tasks"], found["counted_tasks"], found["more_hosts"]) == (6, 6, 0)
-        told = [(one["host"], one["pending"], one["in_flight"]) for one in found["hosts"]]
+        told = [(one["host"], one["pending"], one["claimed"]) for one in found["hosts"]]
         assert told == [("slow.test:443", 2, 0), (SHOP, 1, 1)]
         assert len((await hosts_of(api, job_id, run_id, "?held=0"))["hosts"]) == 4
 

@@ -7,11 +7,13 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
+from protego import Protego
 
 from conveyor.bootstrap.loop import can_heed_robots
 from conveyor.dev.pacing import MemoryRobots
@@ -20,6 +22,8 @@ from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies, HostRules, host_key
 from conveyor.domain.model import TaskFailure, WaitReason
 from conveyor.gateway.direct import DirectGateway
+from conveyor.gateway.http_client import USER_AGENT
+from conveyor.gateway.problems import host_pause
 from conveyor.gateway.robots import (
     AWAY,
     DAY,
@@ -30,10 +34,12 @@ from conveyor.gateway.robots import (
     UNREACHED,
     RobotsGateway,
     Rules,
+    _read,
 )
 from conveyor.gateway.targets import parse_target
 from conveyor.handlers.refusals import HostAnswers
 from conveyor.ports.gateway import Postponed, ScrapeFailed, ScrapeRequest, Success
+from conveyor.ports.robots import MOST_KEPT
 from conveyor.settings import Settings
 from conveyor.testing.clock import FakeClock
 from tests.unit.host_tasks import work_on
@@ -372,7 +378,119 @@ async def test_an_endless_file_is_cut(fleet: Fleet) -> None:
         assert isinstance(await fleet.get(worker, site.url("/a")), Success)
         assert site.asked == [FILE, "/a"]
         [(content, _)] = fleet.files._files.values()
-        assert len(zlib.decompress(content)) < 1.1 * MOST_BYTES
+        assert len(zlib.decompress(content[5:])) < 1.1 * MOST_BYTES
+
+
+async def test_rules_of_others_use_up_none_of_the_agents_own(fleet: Fleet) -> None:
+    others = "".join(f"Disallow: /p{number}\n" for number in range(MOST_RULES))
+    own = "User-agent: conveyor\nDisallow: /x\n"
+    for text in (f"User-agent: *\n{others}{own}", f"User-agent: conv\n{others}{own}"):
+        async with running(Site(text)) as site:
+            worker = fleet.worker()
+            assert isinstance(await fleet.get(worker, site.url("/x")), ScrapeFailed)
+            assert isinstance(await fleet.get(worker, site.url("/p1")), Success)
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+async def test_all_of_a_file_counts_that_cannot_be_packed_small(fleet: Fleet) -> None:
+    random = Random(1)
+    rules = "".join(f"Disallow: /{''.join(random.choices(LETTERS, k=170))}\n" for _ in range(2_800))
+    async with running(Site(f"User-agent: *\n{rules}Disallow: /x\n")) as site:
+        assert 500_000 < len(site.file) < MOST_BYTES
+        one, two = fleet.worker(), fleet.worker()
+        for worker in (one, two):
+            assert isinstance(await fleet.get(worker, site.url("/x")), ScrapeFailed)
+            assert isinstance(await fleet.get(worker, site.url("/a")), Success)
+        assert site.asked == [FILE, "/a", "/a"], "the other worker found all of it"
+        kept = fleet.files._files
+        assert len(kept) == 2
+        assert all(len(content) <= MOST_KEPT for content, _ in kept.values())
+
+        # A file of which a piece is gone, or is that of another, is fetched again.
+        del kept[next(name for name in kept if name.endswith(" 1"))]
+        three = fleet.worker()
+        assert isinstance(await fleet.get(three, site.url("/x")), ScrapeFailed)
+        assert site.asked == [FILE, "/a", "/a", FILE]
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "allowed"),
+    [
+        ("User-agent: *\nDisallow: /\n", "\nAllow: /", False),
+        ("User-agent: *\n", "\nDisallow: /", True),
+        ("User-agent: *\n", "\nDisallow: /x\n", False),
+        ("User-agent: *\r", "\rDisallow: /x\r", False),
+    ],
+)
+async def test_a_line_that_the_bound_cuts_is_dropped(
+    fleet: Fleet, text: str, end: str, *, allowed: bool
+) -> None:
+    """The bound falls behind `end`, and the line goes on, unless it ended there."""
+    text += "#" * (MOST_BYTES - len(text) - len(end.rstrip("\r\n"))) + end
+    async with running(Site(f"{text}public\n")) as site:
+        found = await fleet.get(fleet.worker(), site.url("/x"))
+        assert isinstance(found, Success) == allowed
+
+
+FIELDS = [
+    *("User-agent", "user-agent", "useragent", "User agent", "user  agent", "user--agent"),
+    *("User-agents", "User-agent foo", "Disallow", "Allow", "disallaw", "Crawl-delay"),
+    *("crawl delay", "visit time", "Request-rate", "Sitemap", "Host", "Foo"),
+]
+VALUES = [
+    *("", "*", "conveyor", "Conveyor", "conv*", "con*veyor", "other", "bot", "/", "/a", "/a/b"),
+    *("/*.x$", "5", "a:b", "https://x/s.xml"),
+]
+
+
+def test_groups_and_rules_are_found_as_protego_finds_them() -> None:
+    random = Random(3)
+    urls = [f"http://h/{path}" for path in ("", "a", "a/b", "q.x", "z")]
+    for _ in range(4_000):
+        text = "".join(
+            random.choice(FIELDS)
+            + random.choice([": ", ":", " ", " : ", "\t"])
+            + random.choice(VALUES)
+            + random.choice(["", "", " # c", "\x00"])
+            + random.choice(["\n", "\r\n", "\n\n", "\r", "\u2028"])
+            for _ in range(random.randint(1, 9))
+        )
+        plain = Protego.parse(text)
+        for agent in (USER_AGENT, "conveyor", "Mozilla other", "a conv*", "x", ""):
+            read = _read(text, agent).parsed
+            asked = [plain.can_fetch(url, agent) for url in urls]
+            assert [read.can_fetch(url, agent) for url in urls] == asked, (text, agent)
+            assert (read.crawl_delay(agent) or 0) == (plain.crawl_delay(agent) or 0), (text, agent)
+
+
+async def test_the_redirect_of_a_file_does_not_lead_to_a_closed_host(fleet: Fleet) -> None:
+    """It is not followed for the next calls, either, and that of another call is."""
+
+    class Led(Site):
+        async def answer_file(self, peer: Peer) -> None:
+            where = f"Location: {other.url('/rules')}\r\n"
+            await peer.send(answer(fields=where).replace(b"200 OK", b"302 Found"))
+
+    async def guard(url: str) -> None:
+        led.append(url)
+        if is_closed:
+            raise host_pause(8.0)
+
+    led: list[str] = []
+    is_closed = True
+    async with running(Site()) as other, running(Led()) as site:
+        worker = fleet.worker()
+        for _ in range(3):
+            put_off = await fleet.get(worker, site.url("/a"), guard=guard)
+            assert isinstance(put_off, Postponed)
+            assert (put_off.retry_after, put_off.waiting) == (8.0, WaitReason.HOST_RETRY_AFTER)
+        assert (site.asked, other.asked, led) == ([FILE], [], [other.url("/rules")])
+        is_closed = False
+        await fleet.clock.advance(8.0)
+        assert isinstance(await fleet.get(worker, site.url("/a"), guard=guard), Success)
+        assert (site.asked, other.asked) == ([FILE, FILE, "/a"], ["/rules"])
 
 
 async def test_a_hostile_file_is_read_in_no_time(fleet: Fleet) -> None:

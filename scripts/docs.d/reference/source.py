@@ -113,7 +113,7 @@ def _loggers(tree: ast.Module) -> Iterator[str]:
             yield node.targets[0].id
 
 
-HELPERS = ("log_and_continue", "log_failure")
+HELPERS = ("log_and_continue", "log_failure", "logging_failure")
 """Functions of conveyor.aio.resilience that log an error after the words that they are given."""
 
 
