@@ -101,6 +101,11 @@ class HostRules:
     def __bool__(self) -> bool:
         return bool(self._limit or self._rate or self._patterns)
 
+    def is_like(self, other: HostRules) -> bool:
+        """Tell whether the same limits hold by other rules."""
+        mine, theirs = ((one._limit, one._rate, one._patterns) for one in (self, other))
+        return mine == theirs
+
     def rule_of(self, url: str) -> HostRule | None:
         """Return the limits that hold for the host of a URL; None if there are none."""
         host = host_and_port(url)
@@ -132,6 +137,15 @@ class HostPolicies:
 
     def __init__(self, rules: Callable[[], HostRules]) -> None:
         self._rules = rules
+        self._latest = rules()
+
+    @property
+    def current(self) -> HostRules:
+        """The rules of the server as they are now: the same object until they change."""
+        rules = self._rules()
+        if rules is not self._latest and not rules.is_like(self._latest):
+            self._latest = rules
+        return self._latest
 
     def hold(self, politeness: Politeness | None) -> bool:
         """Tell whether a run may have rules at all."""

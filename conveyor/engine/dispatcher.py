@@ -691,6 +691,8 @@ class Dispatcher:
         lane = message.lane
         self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
+        if self._turns is not None and message.turn is None and not lane.is_control:
+            message.turn = self._turns.turn_now(lane, message.delivery, message.since)
         if message.turn is not None and self._turns is not None:
             self._turns.begin(message.turn, message.delivery, scope)
         try:

@@ -263,9 +263,7 @@ class ReservePolicy:
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
         """Renew what is due and give idle permits back; return the lanes whose permits are lost."""
         fenced: list[Lane] = []
-        if self.hosts is not None:
-            for lane in self.hosts.rematch(now):
-                self._match(lane)
+        self.rematch()
         for lease in list(self._leases.values()):
             if lease.lost or (lease.permits and not self._usable_at(lease, now)):
                 lease.forfeit()
@@ -396,6 +394,11 @@ class ReservePolicy:
         if lease.dirty and not lease.calling:
             lease.calling = True
             await self._renew(lease)
+
+    def rematch(self) -> None:
+        """Bring the leases of lanes of one host in line with the rules, if these have changed."""
+        for lane in () if self.hosts is None else self.hosts.rematch():
+            self._match(lane)
 
     def _match(self, lane: Lane) -> None:
         """Bring the leases of a lane of one host in line with the rules, which may have changed."""

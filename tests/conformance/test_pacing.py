@@ -125,6 +125,20 @@ async def test_a_start_keeps_the_intervals_of_all_its_names(bench: Bench) -> Non
     assert later >= 3 * STEP * len(first.starts) - 1e-5
 
 
+async def test_an_interval_that_has_grown_holds_from_the_next_start_on(bench: Bench) -> None:
+    booked = [
+        bench.clock.monotonic() + start for start in (await bench.one.book(bench.a, STEP, 4)).starts
+    ]
+    for _ in range(4):
+        await bench.clock.advance(STEP)
+        for worker in (bench.one, bench.other):
+            booking = await worker.book(bench.a, 8 * STEP, 1)
+            booked += [bench.clock.monotonic() + start for start in booking.starts]
+    for worker in (bench.one, bench.other) * 2:
+        booked.append(await bench.start(worker, bench.a, 8 * STEP))
+    assert min(gaps(sorted(booked))[4:]) >= 8 * STEP - 1e-5
+
+
 async def test_without_an_interval_all_may_start_at_once(bench: Bench) -> None:
     booking = await bench.one.book(bench.a, 0.0, 3, also={bench.b: 0.0})
     assert booking == Booking((0.0, 0.0, 0.0))

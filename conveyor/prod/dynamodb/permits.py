@@ -321,12 +321,12 @@ MOST_HOSTS = 5_000
 class _Host:
     """A host as this worker knows it; instants are monotonic seconds of this worker.
 
-    It may start calls from `following` to `until`, under a lease that the ledger has forgotten by
-    `lapsed_at`, of a turn that it has since `began`.
+    It may start calls from `following` on that leave an interval until `ends`, under a lease that
+    the ledger has forgotten by `lapsed_at`, of a turn that it has since `began`.
     """
 
     following: float
-    until: float = -math.inf
+    ends: float = -math.inf
     lapsed_at: float = -math.inf
     began: float = -math.inf
     rests_until: float = -math.inf
@@ -488,7 +488,7 @@ class LeasedPacing(Pacing):
         async with known.asking:
             now = self._clock.monotonic()
             following = max(now, known.following)
-            if following <= known.until:
+            if following <= known.ends - step:
                 return True
             if following - now > HORIZON or now < known.rests_until:
                 return False
@@ -502,7 +502,7 @@ class LeasedPacing(Pacing):
             if state.granted:
                 if began > known.lapsed_at:
                     known.began = began
-                known.until = began + lease - step
+                known.ends = began + lease
                 known.lapsed_at = began + known.took + lease
             else:
                 # Whoever has the turn gives way to those that are counted.
@@ -529,7 +529,8 @@ class LeasedPacing(Pacing):
         hosts = [(self._known(name), step) for name, step in paced.items()]
         while len(starts) < count:
             start = max(now, *(known.following for known, _ in hosts))
-            if any(start > known.until for known, _ in hosts) or start - now > HORIZON:
+            is_over = any(start > known.ends - step for known, step in hosts)
+            if is_over or start - now > HORIZON:
                 break
             starts.append(start - now)
             for known, step in hosts:
