@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from conveyor.domain.hosts import HostLine
 from conveyor.ports.clock import Clock
 from conveyor.ports.pacing import (
     CEILING_LASTS,
@@ -23,12 +24,12 @@ _SLACK = 64
 
 @dataclass(slots=True)
 class _Host:
-    """The next start of a host, the end of its line, the end of the time for which it is closed,
+    """The next start of a host, its line, the end of the time for which it is closed,
     its ceiling, which changed last at `lowered_at` and was `halved_at`, and its own `interval`,
     until it is slow no more; in monotonic seconds."""
 
     following: float
-    place: float = -math.inf
+    line: HostLine = field(default_factory=HostLine)
     closed_until: float = -math.inf
     ceiling: int = 0
     lowered_at: float = -math.inf
@@ -45,7 +46,9 @@ class _Host:
 
     def is_idle(self, now: float) -> bool:
         is_plain = self.state(now) == HostState()
-        return is_plain and self.slow_until < now and max(self.following, self.place) < now - IDLE
+        return (
+            is_plain and self.slow_until < now and max(self.following, self.line.end) < now - IDLE
+        )
 
 
 class MemoryPacing(Pacing):
@@ -83,14 +86,17 @@ class MemoryPacing(Pacing):
                 known.following = start + known.step(step, now)
         return Booking(tuple(starts), 0.0, ceiling, wanted)
 
-    async def line_up(self, host: str, interval: float) -> float:
+    async def line_up(self, host: str, interval: float, run: str = "") -> float:
         now = self._clock.monotonic()
         known = self._host(host, now)
         if known.following < now - IDLE and known.closed_until < now - IDLE:
-            known.place = known.following = now
-        begins = max(now, known.following, known.closed_until, known.place)
-        known.place = begins + known.step(interval, now)
-        return known.place - now
+            known.line, known.following = HostLine(), now
+        begins = max(now, known.following, known.closed_until)
+        return known.line.take(run, begins, known.step(interval, now), now) - now
+
+    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+        for known in filter(None, map(self._hosts.get, hosts)):
+            known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:
         now = self._clock.monotonic()

@@ -7,8 +7,10 @@ calls of all callers together. Those of a job bound the calls of its caller.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -56,6 +58,53 @@ class HostRule(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """The key of its permits and starts."""
         return host_key(self.name, self.caller)
+
+
+MOST_RUNS = 64
+"""Runs whose places in one line are known apart."""
+
+
+@dataclass(slots=True)
+class HostLine:
+    """The line of a host: places up to its `end`, in the seconds of some clock; and how many of
+    them each of `runs` has, from the first to the last one. Runs that have left it have left `free`
+    places behind, spread from `since` to `until`: these are given first."""
+
+    end: float = -math.inf
+    free: float = 0.0
+    since: float = 0.0
+    until: float = -math.inf
+    runs: dict[str, tuple[int, float, float]] = field(default_factory=dict)
+
+    def take(self, run: str, begins: float, step: float, now: float) -> float:
+        """Take the next place of a line that begins then, for a message of a run."""
+        if self.since < begins < self.until:
+            self.free *= (self.until - begins) / (self.until - self.since)
+            self.since = begins
+        place = max(begins, self.end) + step
+        if self.free >= 1 and begins < self.until:
+            freed = self.since + max(step, (self.until - self.since) / self.free)
+            if freed <= self.until:
+                place = freed
+                self.free, self.since = self.free - 1, freed
+        self.end = max(self.end, place)
+        count, first, last = self.runs.pop(run, (0, place, place))
+        if len(self.runs) >= MOST_RUNS:
+            self.runs = {one: had for one, had in self.runs.items() if had[2] > now}
+        if run and len(self.runs) < MOST_RUNS:
+            self.runs[run] = count + 1, min(first, place), max(last, place)
+        return place
+
+    def leave(self, run: str, now: float) -> None:
+        """Let others have the places of a run that are still to come."""
+        count, first, last = self.runs.pop(run, (0, now, now))
+        if last <= now:
+            return
+        left = count if first >= now else count * (last - now) / (last - first)
+        has_free = self.free >= 1 and self.until > now
+        self.since = min(max(now, first), self.since) if has_free else max(now, first)
+        self.until = max(last, self.until) if has_free else last
+        self.free = left + (self.free if has_free else 0.0)
 
 
 class HostPattern(msgspec.Struct, frozen=True):

@@ -134,6 +134,12 @@ class HostStarts:
         self.starts = deque(start for start in self.starts if start > self.void_until)
 
     @property
+    def line(self) -> str:
+        """The name of the line in which its messages have their places."""
+        by_rate = max(self.rules, key=lambda rule: (rule.rate > 0, -rule.rate, rule.limit > 0))
+        return by_rate.key
+
+    @property
     def interval(self) -> float:
         """The seconds between two starts, 0 where nothing spaces them."""
         return max(self.slow, self.asked, *(1 / rule.rate for rule in self.rules if rule.rate), 0.0)
@@ -533,6 +539,8 @@ class MessageTurns(HostTurns):
         self._clock = clock
         self._holding: set[Turn] = set()
         self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
+        # The lines in which runs are known to have places.
+        self._lined: dict[str, set[str]] = {}
         # The seconds that the pacing took for its latest answer.
         self._answer_time = 0.0
         # The rules that were seen last to have changed, and when that was.
@@ -561,6 +569,9 @@ class MessageTurns(HostTurns):
         turn.booked_at = self._clock.monotonic()
         if start is not None and turn.pace is not None and start > turn.pace.void_until:
             turn.start = start
+        if turn.has_come_before and turn.pace is not None:
+            # It may have had its place from another worker, and so may those behind it.
+            self._lined.setdefault(lane.run_id, set()).add(turn.pace.line)
         return turn
 
     def turn_now(self, lane: Lane, delivery: Delivery, since: float) -> Turn | None:
@@ -640,7 +651,7 @@ class MessageTurns(HostTurns):
                 return None
             await self._sleep_until(pace.ask_at)
             pace = await self._refit(turn)
-        return None if pace is None else await self._place(pace)
+        return None if pace is None else await self._place(turn, pace)
 
     async def _knock(self, turn: Turn, until: float) -> float | None:
         """Take permits and a start of a host, behind those that knocked before."""
@@ -656,7 +667,7 @@ class MessageTurns(HostTurns):
         """Wait at a host for permits and a start, or until the rules change."""
         most = WAITING_OF_HOST if until == math.inf else 0
         if pace.knocking >= most and pace.knocking * pace.spacing > PATIENCE:
-            return await self._place(pace)
+            return await self._place(turn, pace)
         leases = self._permits.guest_leases(pace.rules)
         pace.knocking += 1
         for lease in leases:
@@ -675,14 +686,14 @@ class MessageTurns(HostTurns):
         while self._is_fit(turn):
             closed_for = pace.closed_until - self._clock.monotonic()
             if closed_for > 0 and (until < math.inf or closed_for > HORIZON):
-                return await self._place(pace)
+                return await self._place(turn, pace)
             is_due = closed_for <= 0 and self._paces.may_ask(pace, self._clock.monotonic())
             if is_due and await self._take_permits(turn, leases):
                 if await self._take_start(turn, pace):
                     return None
                 await self.release(turn)
             if self._clock.monotonic() >= until:
-                return await self._place(pace)
+                return await self._place(turn, pace)
             pace.freed = anyio.Event()
             again = ASK_AGAIN * (0.5 + self._clock.random())
             await wait_or_timeout(pace.freed, self._clock, again)
@@ -718,11 +729,19 @@ class MessageTurns(HostTurns):
             turn.start = starts[0]
         return bool(starts)
 
-    async def _place(self, pace: HostStarts) -> float:
+    async def _place(self, turn: Turn, pace: HostStarts) -> float:
         """Take a place in the line of a host; return the seconds until it comes."""
-        slowest = max(pace.rules, key=lambda rule: (rule.rate > 0, -rule.rate, rule.limit > 0))
-        place = await self._paces.pacing.line_up(slowest.key, pace.spacing)
+        run, key = turn.lane.run_id, pace.line
+        self._lined.setdefault(run, set()).add(key)
+        place = await self._paces.pacing.line_up(key, pace.spacing, run)
         return max(place, pace.closed_until - self._clock.monotonic())
+
+    async def leave_lines(self, run_id: str) -> None:
+        """Let others have the places of a run that is worked no more, or not now: its messages will
+        not come. Raises ConveyorError(unavailable)."""
+        keys = self._lined.pop(run_id, None)
+        if keys:
+            await self._paces.pacing.leave(run_id, sorted(keys))
 
     async def release(self, turn: Turn) -> None:
         """Give the permits of a message back, if it holds some of its own."""
@@ -800,7 +819,7 @@ class MessageTurns(HostTurns):
                 continue
             turn.start = None
             if pace.is_stale(start, turn.booked_at):
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_LIMIT)
             now = self._clock.monotonic()
             if start > until:
                 pace.keep(start)
@@ -813,9 +832,9 @@ class MessageTurns(HostTurns):
             await self._sleep_until(start)
             now = self._clock.monotonic()
             if now < pace.closed_until:
-                raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_RETRY_AFTER)
             if pace.is_stale(now, turn.booked_at):
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_LIMIT)
             if pace.interval and now > start + max(TOLERATED, pace.interval):
                 continue
             if self._is_fit(turn):
@@ -837,7 +856,7 @@ class MessageTurns(HostTurns):
             pace.keep(turn.start)
             turn.start = None
         # Those that wait beside the slots go first: they may wait for longer than a slot may.
-        place = await (self._place(pace) if pace.knocking else self._knock(turn, until))
+        place = await (self._place(turn, pace) if pace.knocking else self._knock(turn, until))
         if place is not None:
             raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
@@ -848,7 +867,7 @@ class MessageTurns(HostTurns):
         until = self._clock.monotonic() + PATIENCE
         while not all(self._may_begin(turn, lease) for lease in leases):
             if self._clock.monotonic() >= until:
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_LIMIT)
             for lease in leases:
                 await self._permits.knock(lease)
             await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
@@ -863,7 +882,7 @@ class MessageTurns(HostTurns):
     async def _take_start_here(self, turn: Turn, pace: HostStarts) -> None:
         """Book a start for a message in a slot. Raises Postponed if there is none."""
         if not await self._take_start(turn, pace):
-            place = await self._place(pace)
+            place = await self._place(turn, pace)
             raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
     async def _see(self, turn: Turn, pace: HostStarts) -> None:

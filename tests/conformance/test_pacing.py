@@ -330,11 +330,39 @@ async def test_a_worker_that_comes_later_goes_by_its_wall_clock_too() -> None:
     assert (await first.state([bench.a]))[bench.a].closed_for <= 100.1
 
 
-async def test_the_line_of_a_host_that_was_idle_begins_anew() -> None:
-    clock = FakeClock()
-    pacing = MemoryPacing(clock)
-    await pacing.book("a", STEP)
-    for _ in range(1_000):
-        await pacing.line_up("a", STEP)
-    await clock.advance(2 * IDLE)
-    assert await pacing.line_up("a", STEP) == STEP
+async def test_the_line_of_a_host_that_was_idle_begins_anew(bench: Bench) -> None:
+    await bench.one.book(bench.a, STEP)
+    for _ in range(200):
+        await bench.one.line_up(bench.a, STEP)
+    await bench.clock.advance(2 * IDLE)
+    assert await bench.one.line_up(bench.a, STEP) == pytest.approx(STEP, abs=1e-4)
+
+
+async def test_a_run_that_leaves_the_line_has_no_place_that_others_stand_behind(
+    bench: Bench,
+) -> None:
+    await bench.one.book(bench.a, STEP)
+    for _ in range(100):
+        await bench.one.line_up(bench.a, STEP, "gone")
+    await bench.one.leave("gone", [bench.b, bench.a])
+    places = [await bench.one.line_up(bench.a, STEP, "here") for _ in range(120)]
+    assert places[0] <= 4 * STEP
+    assert min(gaps(places)) >= STEP - 1e-4
+    assert places[-1] <= 124 * STEP
+    await bench.one.leave("gone", [bench.a])
+    assert await bench.one.line_up(bench.a, STEP) >= places[-1]
+
+
+async def test_the_places_of_a_run_that_left_are_given_beside_those_of_others(bench: Bench) -> None:
+    for _ in range(50):
+        await bench.one.line_up(bench.a, STEP, "gone")
+        others = await bench.one.line_up(bench.a, STEP, "here")
+    await bench.clock.advance(5.0)
+    await bench.one.book(bench.a, STEP)
+    await bench.one.leave("gone", [bench.a])
+    places = [await bench.one.line_up(bench.a, STEP, "new") for _ in range(60)]
+    assert places[0] <= 5 * STEP
+    assert min(gaps(places)) >= STEP - 1e-4
+    among = [place for place in places if place < others - 5.0 - STEP]
+    assert 35 <= len(among) <= 41
+    assert places[-1] == pytest.approx(others - 5.0 + 21 * STEP, abs=4 * STEP)

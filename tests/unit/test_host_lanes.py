@@ -642,3 +642,19 @@ async def test_a_slow_answer_of_the_pacing_stops_no_host() -> None:
             await bench.submit("a", 20, hosts=(A,), lanes=lanes)
             await bench.clock.advance(10.0)
             assert len(bench.starts) >= 9
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_run_that_is_closed_keeps_no_place_before_others_in_the_line(workers: int) -> None:
+    bench = world(rate=10.0, seconds=0.1, workers=workers)
+    bench.queues._window = 10_000
+    async with bench.running():
+        await bench.submit("a", 900, hosts=(A,))
+        await bench.clock.advance(5.0)
+        for member in bench.members:
+            await member.dispatcher.close_lane("a")
+        await bench.clock.advance(1.0)
+        before = len(bench.tasks.done)
+        await bench.submit("b", 50, hosts=(A,))
+        await bench.clock.advance(10.0)
+        assert len(bench.tasks.done) - before == 50, "5 s are enough for them"

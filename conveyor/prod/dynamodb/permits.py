@@ -49,11 +49,13 @@ import anyio
 import msgspec
 from cachetools import LRUCache
 
+from conveyor.domain.hosts import HostLine
 from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.ports.clock import Clock
 from conveyor.ports.pacing import (
     CEILING_LASTS,
     HORIZON,
+    IDLE,
     NOTHING_ELSE,
     Booking,
     HostState,
@@ -331,13 +333,13 @@ class _Host:
     began: float = -math.inf
     rests_until: float = -math.inf
     took: float = CALL_TAKES
-    place: float = -math.inf
+    line: HostLine = field(default_factory=HostLine)
     shared_by: int = 1
     counted_at: float = -math.inf
     asking: anyio.Lock = field(default_factory=anyio.Lock)
 
     def is_idle(self, now: float) -> bool:
-        latest = max(self.following, self.lapsed_at, self.rests_until, self.place)
+        latest = max(self.following, self.lapsed_at, self.rests_until, self.line.end)
         return latest < now - LINE_LEASE and not self.asking.locked()
 
 
@@ -421,15 +423,22 @@ class LeasedPacing(Pacing):
                 return Booking((), 0.0, ceiling, wanted)
         return Booking(self._allot(paced, count), 0.0, ceiling, wanted)
 
-    async def line_up(self, host: str, interval: float) -> float:
+    async def line_up(self, host: str, interval: float, run: str = "") -> float:
         known = self._known(host)
         await self._count(known, host)
         said = (await self._refusals([host])).get(host, _NONE)
         step = max(interval, said.interval_at(self._clock.now()))
         now = self._clock.monotonic()
         begins = max(now + self._closed_for(host, said), known.following)
-        known.place = max(begins, known.place) + step * known.shared_by
-        return known.place - now
+        # Others may have had the starts meanwhile.
+        idle = max(IDLE, step, TURN + REST) * known.shared_by
+        if begins <= now and known.following < now - idle:
+            known.line = HostLine()
+        return known.line.take(run, begins, step * known.shared_by, now) - now
+
+    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+        for known in filter(None, map(self._hosts.get, hosts)):
+            known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:
         def closed(before: _Refusals, stamp: str) -> _Refusals:
