@@ -53,11 +53,13 @@ class _Host:
 
 class MemoryPacing(Pacing):
     """The state of each host, by name. Hosts that are idle are forgotten now and then. One that
-    may have lost bookings books nothing for `closed_for` seconds."""
+    may have lost bookings books nothing for `closed_for` seconds; where hosts `were_called` before,
+    nobody knows when, each is taken to have been called just now."""
 
-    def __init__(self, clock: Clock, *, closed_for: float = 0.0) -> None:
+    def __init__(self, clock: Clock, *, closed_for: float = 0.0, were_called: bool = False) -> None:
         self._clock = clock
         self._opens_at = clock.monotonic() + closed_for
+        self._called_at = clock.monotonic() if were_called else -math.inf
         self._hosts: dict[str, _Host] = {}
         self._sweep_at = _SLACK
 
@@ -78,7 +80,7 @@ class MemoryPacing(Pacing):
             return Booking((), closed_for, ceiling, wanted)
         starts: list[float] = []
         while len(starts) < count:
-            start = max(now, self._opens_at, *(known.following for known, _ in asked))
+            start = max(now, self._opens_at, *(self._following(*one) for one in asked))
             if start - now > HORIZON:
                 break
             starts.append(start - now)
@@ -133,6 +135,9 @@ class MemoryPacing(Pacing):
     def clear(self) -> None:
         """Forget all hosts."""
         self._hosts.clear()
+
+    def _following(self, known: _Host, step: float) -> float:
+        return max(known.following, self._called_at + step)
 
     def _host(self, name: str, now: float) -> _Host:
         if name not in self._hosts:

@@ -257,6 +257,18 @@ async def test_a_memory_that_may_have_lost_bookings_books_nothing_for_a_while() 
     assert (await pacing.book("a", STEP)).starts == (HORIZON,)
 
 
+async def test_a_memory_after_a_restart_takes_each_host_to_have_been_called_just_then() -> None:
+    clock = FakeClock()
+    pacing = MemoryPacing(clock, were_called=True)
+    assert (await pacing.book("a", 8.0, 2)).starts == (8.0,)
+    assert (await pacing.book("b", 0.0)).starts == (0.0,)
+    await clock.advance(5.0)
+    assert (await pacing.book("c", 4.0)).starts == (0.0,)
+    assert (await pacing.book("d", 2 * HORIZON)).starts == ()
+    await clock.advance(6.0)
+    assert (await pacing.book("d", 2 * HORIZON, also={"e": 1.0})).starts == (9.0,)
+
+
 async def test_a_redis_that_lost_its_starts_books_none_until_all_before_are_over() -> None:
     async for bench in redis_bench():
         assert isinstance(bench.one, RedisPacing)
