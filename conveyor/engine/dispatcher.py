@@ -171,15 +171,11 @@ class Dispatcher:
         lanes = list(self.lanes.close(run_id))
         for lane in lanes:
             self._withdraw(lane)
-        self._leave_lines(run_id)
+        if self.waits is not None:
+            self.waits.leave_lines(run_id)
         for lane in lanes:
             await self._empty_buffer(lane)
             await self._tidy(lane)
-
-    def _leave_lines(self, run_id: str) -> None:
-        """Let others have the places of a run in the lines of its hosts."""
-        if self._turns is not None:
-            self._spawn(partial(self._turns.leave_lines, run_id))
 
     def halt(self, run_id: str) -> None:
         """Receive no more for a run until its lane is opened again, and make no call from the
@@ -882,8 +878,9 @@ class Dispatcher:
         lanes = self.lanes.of(lane.run_id)
         if lane in lanes and all(one.idle and one.closed for one in lanes):
             self.lanes.forget(lane.run_id)
-            # The last of its messages may have been put off since it was closed.
-            self._leave_lines(lane.run_id)
+            if self.waits is not None:
+                # The last of its messages may have been put off since it was closed.
+                self.waits.leave_lines(lane.run_id)
 
     # -- timers --
 

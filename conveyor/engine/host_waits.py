@@ -67,6 +67,10 @@ class HostWaits:
             if message.lane is lane:
                 scope.cancel()
 
+    def leave_lines(self, run_id: str) -> None:
+        """Let others have the places of a run in the lines of its hosts."""
+        self._spawn(partial(self._turns.leave_lines, run_id))
+
     def closed_until(self, lane: Lane, now: float) -> list[float] | None:
         """Return when the hosts open of the messages in hand of a lane; None if some of these do
         not wait for a closed host."""

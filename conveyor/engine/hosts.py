@@ -46,8 +46,13 @@ NEAR = 0.1
 PATIENCE = 1.0
 """Most seconds that a message waits for its host when it comes for the first time, or in a slot."""
 WAITING_OF_HOST = 100
-"""Messages that wait here for one host, or more if a second is enough for them; any other is hidden
-until a place in its line."""
+"""Most messages that wait here for one host, or more if a second is enough for them; any other is
+hidden until a place in its line."""
+HAND_SECONDS, FULL_HAND_SECONDS = 30.0, 5.0
+"""Seconds within which those that wait for one host are to begin; fewer in the second half of
+what a lane may have waiting, which is for hosts that are faster."""
+LEAST_OF_HOST = 3
+"""Messages that may wait for any host, but for those in that half."""
 TOLERATED = 0.25
 """Seconds, or an interval if that is longer, by which a start may be late if its message was there
 in time: the ledger, or this process, took so long."""
@@ -665,7 +670,7 @@ class MessageTurns(HostTurns):
 
     async def _stand(self, turn: Turn, pace: HostStarts, until: float) -> float | None:
         """Wait at a host for permits and a start, or until the rules change."""
-        most = WAITING_OF_HOST if until == math.inf else 0
+        most = _room_in_hand(turn.lane, pace.spacing) if until == math.inf else 0
         if pace.knocking >= most and pace.knocking * pace.spacing > PATIENCE:
             return await self._place(turn, pace)
         leases = self._permits.guest_leases(pace.rules)
@@ -916,6 +921,15 @@ class MessageTurns(HostTurns):
         left = moment - self._clock.monotonic()
         if left > 0:
             await self._clock.sleep(left)
+
+
+def _room_in_hand(lane: Lane, spacing: float) -> int:
+    """Return how many messages may wait here for a host: those that may soon begin. A slow host
+    never fills the hand."""
+    is_half_full = 2 * lane.waiting > MOST_WAITING
+    seconds, least = (FULL_HAND_SECONDS, 1) if is_half_full else (HAND_SECONDS, LEAST_OF_HOST)
+    most = WAITING_OF_HOST if spacing <= 0 else int(min(seconds / spacing, WAITING_OF_HOST))
+    return max(least, most)
 
 
 def _turn_here(run_id: str, task_id: str) -> Turn | None:

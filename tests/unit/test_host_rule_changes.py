@@ -128,3 +128,25 @@ async def test_another_hosts_rule_costs_a_host_no_start(lanes: tuple[str, ...]) 
         await bench.clock.advance(1.0)
         assert len(bench.tasks.done) == 30
         assert len(keys) <= 30 + len(lanes), "a lane books one more as it runs dry"
+
+
+@pytest.mark.slow
+async def test_messages_of_slow_hosts_in_hand_leave_room_for_those_of_a_fast_one() -> None:
+    slow, fast = [f"s{number}.slow:443" for number in range(7)], "a.fast:443"
+
+    def rules(rate: float) -> HostRules:
+        pattern = {"*.slow": HostPattern(rate=rate), "*.fast": HostPattern(rate=2.0)}
+        return HostRules(patterns=pattern)
+
+    bench = World(slots=20, duration=lambda _: 0.1, limits=rules(3.0))
+    bench.queues._window = 10_000
+    async with bench.running():
+        run = await bench.submit("a", 1_200, hosts=(*slow, fast))
+        await in_hand(bench, run, 60.0)
+        bench.limits = rules(0.02)
+        since = bench.clock.monotonic()
+        await bench.clock.advance(40.0)
+        assert sum(start >= since for start in starts_of(bench, f"https://{fast}/")) >= 72
+        lane = bench.dispatcher.lanes.get("a")
+        assert lane is not None
+        assert lane.waiting < 7 * 6 + 60
