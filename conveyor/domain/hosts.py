@@ -98,6 +98,9 @@ class HostLine:
     def leave(self, run: str, now: float) -> None:
         """Let others have the places of a run that are still to come."""
         count, first, last = self.runs.pop(run, (0, now, now))
+        if not any(other > now for _, _, other in self.runs.values()):
+            self.end = self.until = -math.inf
+            return
         if last <= now:
             return
         left = count if first >= now else count * (last - now) / (last - first)

@@ -157,7 +157,9 @@ class Dispatcher:
         if turns is None:
             return None
         planner, clock = self._planner, self._clock
-        return HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
+        waits = HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
+        waits.show, waits.hastened = self._returns.show, self.lanes.hasten_row
+        return waits
 
     # -- lanes, opened and closed by discovery --
 
@@ -351,6 +353,8 @@ class Dispatcher:
             self._fence(lane)
         if self._turns is not None:
             self._turns.tend(self._telemetry.fenced)
+        if self.waits is not None:
+            self.waits.tend()
         oldest = now - min(BUFFER_AGE, self._visibility / 3)
         for lane in self.lanes:
             if lane.buffer and lane.buffer[0][1] <= oldest:

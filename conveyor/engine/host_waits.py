@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 
 import anyio
+from cachetools import LRUCache
 
 from conveyor.aio.resilience import log_failure
 from conveyor.engine.hosts import MessageTurns, Turn
@@ -16,15 +18,35 @@ from conveyor.engine.pipeline import InHand
 from conveyor.engine.planner import Planner
 from conveyor.engine.policy import Spawn
 from conveyor.ports.clock import Clock
+from conveyor.ports.queues import Delivery
 
+MOST_HIDDEN = 5_000
+"""Hidden messages whose receipts a worker keeps, to let them come sooner."""
 ASK_PAUSE = 1.0
 """Seconds until a ledger that did not answer is asked again."""
 
 _log = logging.getLogger("conveyor.engine")
 
 
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """A message that is hidden until its place in the line of its host comes at `due`, where calls
+    were `spacing` seconds apart then."""
+
+    delivery: Delivery
+    turn: Turn
+    due: float
+    spacing: float
+
+
+async def _show_none(_deliveries: Sequence[Delivery], _seconds: float) -> None:
+    """Leave messages hidden."""
+
+
 class HostWaits:
-    """The messages that wait, each in a coroutine of its own.
+    """The messages that wait, each in a coroutine of its own; and those that were hidden until a
+    place in a line, which come sooner once the rules let their host be called more often: `show`
+    has messages come after so many seconds, and `hastened` is told of each.
 
     `go_on` takes one whose host is free, or that has a place in its line, in seconds; `give_up`
     those whose wait was cancelled.
@@ -46,6 +68,11 @@ class HostWaits:
         self._give_up = give_up
         self._go_on = go_on
         self._scopes: dict[InHand, anyio.CancelScope] = {}
+        self._hidden: LRUCache[str, _Hidden] = LRUCache(MOST_HIDDEN)
+        self._rules = turns.policies.current
+        self._is_hastening = False
+        self.show: Callable[[Sequence[Delivery], float], Awaitable[None]] = _show_none
+        self.hastened: Callable[[str, float, float, float], None] = lambda *_moments: None
 
     def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
         """Let those of the messages wait that came and whose host is not free; return the others.
@@ -70,6 +97,37 @@ class HostWaits:
     def leave_lines(self, run_id: str) -> None:
         """Let others have the places of a run in the lines of its hosts."""
         self._spawn(partial(self._turns.leave_lines, run_id))
+
+    def tend(self) -> None:
+        """Let hidden messages come sooner, if the rules have changed. This never waits."""
+        current = self._turns.policies.current
+        if current is not self._rules and not self._is_hastening:
+            self._rules, self._is_hastening = current, True
+            self._spawn(self._hasten)
+
+    async def _hasten(self) -> None:
+        """Bring the places of messages forward as much as their hosts have become faster."""
+        try:
+            now = self._clock.monotonic()
+            sooner: dict[int, list[Delivery]] = {}
+            left: dict[str, set[str]] = {}
+            for receipt, one in list(self._hidden.items()):
+                lane, left_for = one.turn.lane, one.due - now
+                spacing = self._turns.spacing(one.turn)
+                if left_for <= 0 or lane.closed or lane.dropped:
+                    del self._hidden[receipt]
+                elif spacing < one.spacing:
+                    seconds = int(left_for * spacing / one.spacing)
+                    sooner.setdefault(seconds, []).append(one.delivery)
+                    left.setdefault(lane.run_id, set()).add(one.turn.line)
+                    self._hidden[receipt] = replace(one, due=now + seconds, spacing=spacing)
+                    self.hastened(lane.run_id, now, one.due, now + seconds)
+            for seconds in sorted(sooner):
+                await self.show(sooner[seconds], max(0.0, seconds + now - self._clock.monotonic()))
+            for run_id, lines in left.items():
+                await self._turns.leave(run_id, lines)
+        finally:
+            self._is_hastening = False
 
     def closed_until(self, lane: Lane, now: float) -> list[float] | None:
         """Return when the hosts open of the messages in hand of a lane; None if some of these do
@@ -105,6 +163,11 @@ class HostWaits:
             raise
         self._end(message)
         if ended:
+            if place is not None:
+                due, spacing = self._clock.monotonic() + place, self._turns.spacing(turn)
+                self._hidden[message.delivery.receipt] = _Hidden(
+                    message.delivery, turn, due, spacing
+                )
             await self._go_on(message, place)
         else:
             await self._give_up([message])

@@ -455,6 +455,7 @@ class Turn:
         "is_refitted",
         "lane",
         "leases",
+        "line",
         "lives",
         "pace",
         "rules",
@@ -474,6 +475,7 @@ class Turn:
         self.rules: tuple[HostRule, ...] = ()
         self.seen = seen
         self.is_refitted = False
+        self.line = ""
         self.start: float | None = None
         self.booked_at = -math.inf
         self.leases: tuple[JobLease, ...] = ()
@@ -737,6 +739,7 @@ class MessageTurns(HostTurns):
     async def _place(self, turn: Turn, pace: HostStarts) -> float:
         """Take a place in the line of a host; return the seconds until it comes."""
         run, key = turn.lane.run_id, pace.line
+        turn.line = key
         self._lined.setdefault(run, set()).add(key)
         place = await self._paces.pacing.line_up(key, pace.spacing, run)
         return max(place, pace.closed_until - self._clock.monotonic())
@@ -744,9 +747,17 @@ class MessageTurns(HostTurns):
     async def leave_lines(self, run_id: str) -> None:
         """Let others have the places of a run that is worked no more, or not now: its messages will
         not come. Raises ConveyorError(unavailable)."""
-        keys = self._lined.pop(run_id, None)
-        if keys:
-            await self._paces.pacing.leave(run_id, sorted(keys))
+        await self.leave(run_id, self._lined.pop(run_id, ()))
+
+    async def leave(self, run_id: str, lines: Collection[str]) -> None:
+        """Let others have the places of a run in some lines. Raises ConveyorError(unavailable)."""
+        if lines:
+            await self._paces.pacing.leave(run_id, sorted(lines))
+
+    def spacing(self, turn: Turn) -> float:
+        """Return the seconds between two calls of a host as fast as the rules allow now."""
+        pace = self._paces.under(turn.lane, turn.host)
+        return 0.0 if pace is None else pace.spacing
 
     async def release(self, turn: Turn) -> None:
         """Give the permits of a message back, if it holds some of its own."""

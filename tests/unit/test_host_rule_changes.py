@@ -150,3 +150,22 @@ async def test_messages_of_slow_hosts_in_hand_leave_room_for_those_of_a_fast_one
         lane = bench.dispatcher.lanes.get("a")
         assert lane is not None
         assert lane.waiting < 7 * 6 + 60
+
+
+@pytest.mark.parametrize("after", [HostRules(rate=50.0), HostRules()])
+async def test_hidden_messages_come_sooner_once_their_host_may_be_called_more_often(
+    after: HostRules,
+) -> None:
+    bench = world(rate=0.1, seconds=0.1, workers=2)
+    async with bench.running():
+        await bench.submit("a", 90, hosts=(A,))
+        await bench.clock.advance(4.0)
+        bench.limits = after
+        await bench.clock.advance(25.0)
+        assert len(bench.tasks.done) == 90
+        for put_off in bench.dispatcher.lanes.put_off.values():
+            put_off.forget_due(bench.clock.monotonic())
+            assert not put_off.by_reason(), "no row is said to wait for a limit that is gone"
+        await bench.submit("b", 20, hosts=(A,))
+        await bench.clock.advance(4.0)
+        assert len(bench.tasks.done) == 110, "none stands behind places that nobody waits for"

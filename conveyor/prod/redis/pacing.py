@@ -117,7 +117,11 @@ if op == 'leave' then
     local had = one and one[12][ARGV[6]]
     if had then
       one[12][ARGV[6]] = nil
-      if had[3] > now then
+      local is_alone = true
+      for _, other in pairs(one[12]) do is_alone = is_alone and other[3] <= now end
+      if is_alone then
+        one[2], one[9], one[11] = 0, 0, 0
+      elseif had[3] > now then
         local since, left = math.max(now, had[2]), had[1]
         if had[2] < now then left = left * (had[3] - now) / (had[3] - had[2]) end
         local has_free = one[9] >= 1 and one[11] > now
