@@ -173,11 +173,11 @@ class Dispatcher:
         lanes = list(self.lanes.close(run_id))
         for lane in lanes:
             self._withdraw(lane)
-        if self.waits is not None:
-            self.waits.leave_lines(run_id)
         for lane in lanes:
             await self._empty_buffer(lane)
             await self._tidy(lane)
+        if self.waits is not None:
+            await self.waits.leave_lines(run_id)
 
     def halt(self, run_id: str) -> None:
         """Receive no more for a run until its lane is opened again, and make no call from the
@@ -884,7 +884,7 @@ class Dispatcher:
             self.lanes.forget(lane.run_id)
             if self.waits is not None:
                 # The last of its messages may have been put off since it was closed.
-                self.waits.leave_lines(lane.run_id)
+                await self.waits.leave_lines(lane.run_id)
 
     # -- timers --
 

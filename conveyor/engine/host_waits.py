@@ -11,7 +11,7 @@ from itertools import zip_longest
 import anyio
 from cachetools import LRUCache
 
-from conveyor.aio.resilience import log_failure
+from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.engine.hosts import MessageTurns, Turn
 from conveyor.engine.lanes import Lane
 from conveyor.engine.pipeline import InHand
@@ -94,9 +94,10 @@ class HostWaits:
             if message.lane is lane:
                 scope.cancel()
 
-    def leave_lines(self, run_id: str) -> None:
+    async def leave_lines(self, run_id: str) -> None:
         """Let others have the places of a run in the lines of its hosts."""
-        self._spawn(partial(self._turns.leave_lines, run_id))
+        leave = partial(self._turns.leave_lines, run_id)
+        await log_and_continue(_log, "places in lines of hosts were not given up", leave)
 
     def tend(self) -> None:
         """Let hidden messages come sooner, if the rules have changed. This never waits."""
