@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -98,6 +99,27 @@ class HostWaits:
         """Let others have the places of a run in the lines of its hosts."""
         leave = partial(self._turns.leave_lines, run_id)
         await log_and_continue(_log, "places in lines of hosts were not given up", leave)
+        await self._close_up(run_id)
+
+    async def _close_up(self, run_id: str) -> None:
+        """Bring those forward that stand behind messages of a run in a line: by as much of their
+        time as is of these, as far as this worker has hidden them."""
+        now = self._clock.monotonic()
+        ahead, left = Counter[str](), Counter[str]()
+        sooner: dict[str, _Hidden] = {}
+        for receipt, one in sorted(self._hidden.items(), key=lambda item: item[1].due):
+            if one.due <= now:
+                continue
+            line, run = one.turn.line, one.turn.lane.run_id
+            ahead[line] += 1
+            if run == run_id:
+                del self._hidden[receipt]
+                continue
+            left[line] += 1
+            if left[line] < ahead[line]:
+                seconds = int((one.due - now) * left[line] / ahead[line])
+                sooner[receipt] = replace(one, due=now + seconds)
+        await self._bring_forward(sooner, now)
 
     def tend(self) -> None:
         """Let hidden messages come sooner, if the rules have changed. This never waits."""
@@ -110,7 +132,7 @@ class HostWaits:
         """Bring the places of messages forward as much as their hosts have become faster."""
         try:
             now = self._clock.monotonic()
-            sooner: dict[int, list[Delivery]] = {}
+            sooner: dict[str, _Hidden] = {}
             left: dict[str, set[str]] = {}
             for receipt, one in list(self._hidden.items()):
                 lane, left_for = one.turn.lane, one.due - now
@@ -119,16 +141,23 @@ class HostWaits:
                     del self._hidden[receipt]
                 elif spacing < one.spacing:
                     seconds = int(left_for * spacing / one.spacing)
-                    sooner.setdefault(seconds, []).append(one.delivery)
                     left.setdefault(lane.run_id, set()).add(one.turn.line)
-                    self._hidden[receipt] = replace(one, due=now + seconds, spacing=spacing)
-                    self.hastened(lane.run_id, now, one.due, now + seconds)
-            for seconds in sorted(sooner):
-                await self.show(sooner[seconds], max(0.0, seconds + now - self._clock.monotonic()))
+                    sooner[receipt] = replace(one, due=now + seconds, spacing=spacing)
+            await self._bring_forward(sooner, now)
             for run_id, lines in left.items():
                 await self._turns.leave(run_id, lines)
         finally:
             self._is_hastening = False
+
+    async def _bring_forward(self, sooner: Mapping[str, _Hidden], now: float) -> None:
+        """Have hidden messages come when their places, by receipt, are now."""
+        by_due: dict[float, list[Delivery]] = {}
+        for receipt, one in sooner.items():
+            self.hastened(one.turn.lane.run_id, now, self._hidden[receipt].due, one.due)
+            self._hidden[receipt] = one
+            by_due.setdefault(one.due, []).append(one.delivery)
+        for due in sorted(by_due):
+            await self.show(by_due[due], max(0.0, due - self._clock.monotonic()))
 
     def closed_until(self, lane: Lane, now: float) -> list[float] | None:
         """Return when the hosts open of the messages in hand of a lane; None if some of these do
