@@ -172,6 +172,7 @@ async def open_binding(
     without the records of its bodies, or where its jobs belong to another root secret.
     """
     directory = DataDirectory.open(data_dir, clock, secret=secret)
+    has_run = directory.database.exists()
     async with AsyncExitStack() as opened:
         opened.callback(directory.close)
         try:
@@ -193,7 +194,7 @@ async def open_binding(
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
-    memory = _memory(queues, clock)
+    memory = _memory(queues, clock, has_run=has_run)
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
     clear = _clearing(store, blobs, callbacks, memory)
     fill = _filling(store, blobs, memory, clock)
@@ -258,13 +259,14 @@ class _Memory(NamedTuple):
             one.clear()
 
 
-def _memory(queues: MemoryQueues, clock: Clock) -> _Memory:
+def _memory(queues: MemoryQueues, clock: Clock, *, has_run: bool) -> _Memory:
+    """Make what an earlier process that `has_run` has taken with it."""
     return _Memory(
         queues,
         LocalSignals(),
         MemoryPermits(clock),
         MemoryWorkers(clock),
-        MemoryPacing(clock),
+        MemoryPacing(clock, were_called=has_run),
         MemoryRobots(clock),
     )
 

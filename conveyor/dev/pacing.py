@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from conveyor.domain.hosts import HostLine
 from conveyor.ports.clock import Clock
 from conveyor.ports.pacing import (
     CEILING_LASTS,
@@ -23,12 +24,12 @@ _SLACK = 64
 
 @dataclass(slots=True)
 class _Host:
-    """The next start of a host, the end of its line, the end of the time for which it is closed,
+    """The next start of a host, its line, the end of the time for which it is closed,
     its ceiling, which changed last at `lowered_at` and was `halved_at`, and its own `interval`,
     until it is slow no more; in monotonic seconds."""
 
     following: float
-    place: float = -math.inf
+    line: HostLine = field(default_factory=HostLine)
     closed_until: float = -math.inf
     ceiling: int = 0
     lowered_at: float = -math.inf
@@ -45,16 +46,20 @@ class _Host:
 
     def is_idle(self, now: float) -> bool:
         is_plain = self.state(now) == HostState()
-        return is_plain and self.slow_until < now and max(self.following, self.place) < now - IDLE
+        return (
+            is_plain and self.slow_until < now and max(self.following, self.line.end) < now - IDLE
+        )
 
 
 class MemoryPacing(Pacing):
     """The state of each host, by name. Hosts that are idle are forgotten now and then. One that
-    may have lost bookings books nothing for `closed_for` seconds."""
+    may have lost bookings books nothing for `closed_for` seconds; where hosts `were_called` before,
+    nobody knows when, each is taken to have been called just now."""
 
-    def __init__(self, clock: Clock, *, closed_for: float = 0.0) -> None:
+    def __init__(self, clock: Clock, *, closed_for: float = 0.0, were_called: bool = False) -> None:
         self._clock = clock
         self._opens_at = clock.monotonic() + closed_for
+        self._called_at = clock.monotonic() if were_called else -math.inf
         self._hosts: dict[str, _Host] = {}
         self._sweep_at = _SLACK
 
@@ -75,7 +80,7 @@ class MemoryPacing(Pacing):
             return Booking((), closed_for, ceiling, wanted)
         starts: list[float] = []
         while len(starts) < count:
-            start = max(now, self._opens_at, *(known.following for known, _ in asked))
+            start = max(now, self._opens_at, *(self._following(*one) for one in asked))
             if start - now > HORIZON:
                 break
             starts.append(start - now)
@@ -83,14 +88,17 @@ class MemoryPacing(Pacing):
                 known.following = start + known.step(step, now)
         return Booking(tuple(starts), 0.0, ceiling, wanted)
 
-    async def line_up(self, host: str, interval: float) -> float:
+    async def line_up(self, host: str, interval: float, run: str = "") -> float:
         now = self._clock.monotonic()
         known = self._host(host, now)
         if known.following < now - IDLE and known.closed_until < now - IDLE:
-            known.place = known.following = now
-        begins = max(now, known.following, known.closed_until, known.place)
-        known.place = begins + known.step(interval, now)
-        return known.place - now
+            known.line, known.following = HostLine(), now
+        begins = max(now, known.following, known.closed_until)
+        return known.line.take(run, begins, known.step(interval, now), now) - now
+
+    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+        for known in filter(None, map(self._hosts.get, hosts)):
+            known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:
         now = self._clock.monotonic()
@@ -127,6 +135,9 @@ class MemoryPacing(Pacing):
     def clear(self) -> None:
         """Forget all hosts."""
         self._hosts.clear()
+
+    def _following(self, known: _Host, step: float) -> float:
+        return max(known.following, self._called_at + step)
 
     def _host(self, name: str, now: float) -> _Host:
         if name not in self._hosts:

@@ -7,8 +7,10 @@ calls of all callers together. Those of a job bound the calls of its caller.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -118,6 +120,56 @@ def _pace(rate: float) -> str:
     return f"{rate:g} calls a second" if rate > 1 else f"one call every {1 / rate:.3g} s"
 
 
+MOST_RUNS = 64
+"""Runs whose places in one line are known apart."""
+
+
+@dataclass(slots=True)
+class HostLine:
+    """The line of a host: places up to its `end`, in the seconds of some clock; and how many of
+    them each of `runs` has, from the first to the last one. Runs that have left it have left `free`
+    places behind, spread from `since` to `until`: these are given first."""
+
+    end: float = -math.inf
+    free: float = 0.0
+    since: float = 0.0
+    until: float = -math.inf
+    runs: dict[str, tuple[int, float, float]] = field(default_factory=dict)
+
+    def take(self, run: str, begins: float, step: float, now: float) -> float:
+        """Take the next place of a line that begins then, for a message of a run."""
+        if self.since < begins < self.until:
+            self.free *= (self.until - begins) / (self.until - self.since)
+            self.since = begins
+        place = max(begins, self.end) + step
+        if self.free >= 1 and begins < self.until:
+            freed = self.since + max(step, (self.until - self.since) / self.free)
+            if freed <= self.until:
+                place = freed
+                self.free, self.since = self.free - 1, freed
+        self.end = max(self.end, place)
+        count, first, last = self.runs.pop(run, (0, place, place))
+        if len(self.runs) >= MOST_RUNS:
+            self.runs = {one: had for one, had in self.runs.items() if had[2] > now}
+        if run and len(self.runs) < MOST_RUNS:
+            self.runs[run] = count + 1, min(first, place), max(last, place)
+        return place
+
+    def leave(self, run: str, now: float) -> None:
+        """Let others have the places of a run that are still to come."""
+        count, first, last = self.runs.pop(run, (0, now, now))
+        if not any(other > now for _, _, other in self.runs.values()):
+            self.end = self.until = -math.inf
+            return
+        if last <= now:
+            return
+        left = count if first >= now else count * (last - now) / (last - first)
+        has_free = self.free >= 1 and self.until > now
+        self.since = min(max(now, first), self.since) if has_free else max(now, first)
+        self.until = max(last, self.until) if has_free else last
+        self.free = left + (self.free if has_free else 0.0)
+
+
 class HostPattern(msgspec.Struct, frozen=True):
     """A row of the file: what it says of the hosts that it names. None says nothing; with
     `together` all its hosts are counted as one."""
@@ -161,6 +213,11 @@ class HostRules:
     def __bool__(self) -> bool:
         return bool(self._limit or self._rate or self._patterns)
 
+    def is_like(self, other: HostRules) -> bool:
+        """Tell whether the same limits hold by other rules."""
+        mine, theirs = ((one._limit, one._rate, one._patterns) for one in (self, other))
+        return mine == theirs
+
     def rule_of(self, url: str) -> HostRule | None:
         """Return the limits that hold for the host of a URL; None if there are none."""
         host = host_and_port(url)
@@ -193,6 +250,15 @@ class HostPolicies:
 
     def __init__(self, rules: Callable[[], HostRules]) -> None:
         self._rules = rules
+        self._latest = rules()
+
+    @property
+    def current(self) -> HostRules:
+        """The rules of the server as they are now: the same object until they change."""
+        rules = self._rules()
+        if rules is not self._latest and not rules.is_like(self._latest):
+            self._latest = rules
+        return self._latest
 
     def hold(self, politeness: Politeness | None) -> bool:
         """Tell whether a run may have rules at all."""

@@ -59,6 +59,10 @@ class MessageReturner:
             receipts.setdefault(delivery.queue, []).append(delivery.receipt)
         return await self._show(receipts, seconds, "messages were not renewed")
 
+    async def show(self, deliveries: Iterable[Delivery], seconds: float) -> None:
+        """Let hidden messages come after some seconds."""
+        await self.keep(deliveries, seconds=seconds)
+
     async def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Let other workers receive messages at once; replace worn ones by fresh copies."""
         receipts: dict[str, list[str]] = {}

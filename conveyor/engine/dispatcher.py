@@ -157,7 +157,9 @@ class Dispatcher:
         if turns is None:
             return None
         planner, clock = self._planner, self._clock
-        return HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
+        waits = HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
+        waits.show, waits.hastened = self._returns.show, self.lanes.hasten_row
+        return waits
 
     # -- lanes, opened and closed by discovery --
 
@@ -174,6 +176,8 @@ class Dispatcher:
         for lane in lanes:
             await self._empty_buffer(lane)
             await self._tidy(lane)
+        if self.waits is not None:
+            await self.waits.leave_lines(run_id)
 
     def halt(self, run_id: str) -> None:
         """Receive no more for a run until its lane is opened again, and make no call from the
@@ -350,6 +354,8 @@ class Dispatcher:
                 self._fence(lane)
             if self._turns is not None:
                 self._turns.tend(self._telemetry.fenced)
+            if self.waits is not None:
+                self.waits.tend()
             oldest = now - min(BUFFER_AGE, self._visibility / 3)
             for lane in self.lanes:
                 if lane.buffer and lane.buffer[0][1] <= oldest:
@@ -375,7 +381,7 @@ class Dispatcher:
         if self.waits is not None:
             self.waits.cancel(lane)
         if self._turns is not None and is_over:
-            self._turns.leave(lane)
+            self._turns.halt(lane)
         if lane.turned:
             self._spawn(partial(self._give_up, self._take_turned(lane)))
         given_up = [
@@ -717,6 +723,8 @@ class Dispatcher:
         self._working[message.delivery.receipt] = message
         lane.scopes.add(scope)
         try:
+            if self._turns is not None and message.turn is None and not lane.is_control:
+                message.turn = self._turns.turn_now(lane, message.delivery, message.since)
             if message.turn is not None and self._turns is not None:
                 self._turns.begin(message.turn, message.delivery, scope)
             # Nearly always the first try is the last one: nothing is prepared for another.
@@ -901,6 +909,9 @@ class Dispatcher:
         lanes = self.lanes.of(lane.run_id)
         if lane in lanes and all(one.idle and one.closed for one in lanes):
             self.lanes.forget(lane.run_id)
+            if self.waits is not None:
+                # The last of its messages may have been put off since it was closed.
+                await self.waits.leave_lines(lane.run_id)
 
     # -- timers --
 

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 
 import anyio
+from cachetools import LRUCache
 
-from conveyor.aio.resilience import log_failure
+from conveyor.aio.resilience import log_and_continue, log_failure
 from conveyor.engine.hosts import NEAR, MessageTurns, Turn
 from conveyor.engine.lanes import Lane
 from conveyor.engine.pipeline import InHand
 from conveyor.engine.planner import Planner
 from conveyor.engine.policy import Spawn
 from conveyor.ports.clock import Clock
+from conveyor.ports.queues import Delivery
 
 KEEP_AGAIN = 0.25
 """Seconds after which another slot may be kept, once as many are as may be."""
+MOST_HIDDEN = 5_000
+"""Hidden messages whose receipts a worker keeps, to let them come sooner."""
 ASK_PAUSE = 1.0
 """Seconds until a ledger that did not answer is asked again."""
 
 _log = logging.getLogger("conveyor.engine")
 
 
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """A message that is hidden until its place in the line of its host comes at `due`, where calls
+    were `spacing` seconds apart then."""
+
+    delivery: Delivery
+    turn: Turn
+    due: float
+    spacing: float
+
+
+async def _show_none(_deliveries: Sequence[Delivery], _seconds: float) -> None:
+    """Leave messages hidden."""
+
+
 class HostWaits:
-    """The messages that wait, each in a coroutine of its own.
+    """The messages that wait, each in a coroutine of its own; and those that were hidden until a
+    place in a line, which come sooner once the rules let their host be called more often: `show`
+    has messages come after so many seconds, and `hastened` is told of each.
 
     `go_on` takes one whose host is free, or that has a place in its line, in seconds; `give_up`
     those whose wait was cancelled.
@@ -48,6 +71,11 @@ class HostWaits:
         self._give_up = give_up
         self._go_on = go_on
         self._scopes: dict[InHand, anyio.CancelScope] = {}
+        self._hidden: LRUCache[str, _Hidden] = LRUCache(MOST_HIDDEN)
+        self._rules = turns.policies.current
+        self._is_hastening = False
+        self.show: Callable[[Sequence[Delivery], float], Awaitable[None]] = _show_none
+        self.hastened: Callable[[str, float, float, float], None] = lambda *_moments: None
 
     def may_hold(self, lane: Lane) -> bool:
         """Tell whether messages of a lane may have to wait for their hosts at all."""
@@ -78,6 +106,70 @@ class HostWaits:
             if message.lane is lane:
                 scope.cancel()
 
+    async def leave_lines(self, run_id: str) -> None:
+        """Let others have the places of a run in the lines of its hosts."""
+        leave = partial(self._turns.leave_lines, run_id)
+        await log_and_continue(_log, "places in lines of hosts were not given up", leave)
+        await self._close_up(run_id)
+
+    async def _close_up(self, run_id: str) -> None:
+        """Bring those forward that stand behind messages of a run in a line: by as much of their
+        time as is of these, as far as this worker has hidden them."""
+        now = self._clock.monotonic()
+        ahead, left = Counter[str](), Counter[str]()
+        sooner: dict[str, _Hidden] = {}
+        for receipt, one in sorted(self._hidden.items(), key=lambda item: item[1].due):
+            if one.due <= now:
+                continue
+            line, run = one.turn.line, one.turn.lane.run_id
+            ahead[line] += 1
+            if run == run_id:
+                del self._hidden[receipt]
+                continue
+            left[line] += 1
+            if left[line] < ahead[line]:
+                seconds = int((one.due - now) * left[line] / ahead[line])
+                sooner[receipt] = replace(one, due=now + seconds)
+        await self._bring_forward(sooner, now)
+
+    def tend(self) -> None:
+        """Let hidden messages come sooner, if the rules have changed. This never waits."""
+        current = self._turns.policies.current
+        if current is not self._rules and not self._is_hastening:
+            self._rules, self._is_hastening = current, True
+            self._spawn(self._hasten)
+
+    async def _hasten(self) -> None:
+        """Bring the places of messages forward as much as their hosts have become faster."""
+        try:
+            now = self._clock.monotonic()
+            sooner: dict[str, _Hidden] = {}
+            left: dict[str, set[str]] = {}
+            for receipt, one in list(self._hidden.items()):
+                lane, left_for = one.turn.lane, one.due - now
+                spacing = self._turns.spacing(one.turn)
+                if left_for <= 0 or lane.closed or lane.dropped:
+                    del self._hidden[receipt]
+                elif spacing < one.spacing:
+                    seconds = int(left_for * spacing / one.spacing)
+                    left.setdefault(lane.run_id, set()).add(one.turn.line)
+                    sooner[receipt] = replace(one, due=now + seconds, spacing=spacing)
+            await self._bring_forward(sooner, now)
+            for run_id, lines in left.items():
+                await self._turns.leave(run_id, lines)
+        finally:
+            self._is_hastening = False
+
+    async def _bring_forward(self, sooner: Mapping[str, _Hidden], now: float) -> None:
+        """Have hidden messages come when their places, by receipt, are now."""
+        by_due: dict[float, list[Delivery]] = {}
+        for receipt, one in sooner.items():
+            self.hastened(one.turn.lane.run_id, now, self._hidden[receipt].due, one.due)
+            self._hidden[receipt] = one
+            by_due.setdefault(one.due, []).append(one.delivery)
+        for due in sorted(by_due):
+            await self.show(by_due[due], max(0.0, due - self._clock.monotonic()))
+
     def closed_until(self, lane: Lane, now: float) -> list[float] | None:
         """Return when the hosts open of the messages in hand of a lane; None if some of these do
         not wait for a closed host."""
@@ -104,9 +196,12 @@ class HostWaits:
         place, ended = None, False
         try:
             with self._scopes[message]:
-                place = await self._turned(turn)
-                if place is None:
-                    await self._near(message, turn)
+                while place is None:
+                    place = await self._turned(turn)
+                    if place is None:
+                        await self._near(message, turn)
+                        if self._turns.is_fit(turn):
+                            break
                 ended = True
         except BaseException:
             self._end(message)
@@ -117,6 +212,11 @@ class HostWaits:
             await self._give_up([message])
             return
         try:
+            if place is not None:
+                due, spacing = self._clock.monotonic() + place, self._turns.spacing(turn)
+                self._hidden[message.delivery.receipt] = _Hidden(
+                    message.delivery, turn, due, spacing
+                )
             await self._go_on(message, place)
         except BaseException:
             await self._give_up([message])

@@ -22,7 +22,7 @@ import anyio.lowlevel
 from cachetools import LRUCache
 
 from conveyor.aio.concurrency import wait_or_timeout
-from conveyor.domain.hosts import HostPolicies, HostRule, host_and_port, paces
+from conveyor.domain.hosts import HostPolicies, HostRule, HostRules, host_and_port, paces
 from conveyor.domain.model import Problem, TaskFailure, WaitReason
 from conveyor.engine.lanes import Lane
 from conveyor.engine.leases import JobLease
@@ -47,8 +47,13 @@ NEAR = 0.1
 PATIENCE = 1.0
 """Most seconds that a message waits for its host when it comes for the first time, or in a slot."""
 WAITING_OF_HOST = 100
-"""Messages that wait here for one host, or more if a second is enough for them; any other is hidden
-until a place in its line."""
+"""Most messages that wait here for one host, or more if a second is enough for them; any other is
+hidden until a place in its line."""
+HAND_SECONDS, FULL_HAND_SECONDS = 30.0, 5.0
+"""Seconds within which those that wait for one host are to begin; fewer in the second half of
+what a lane may have waiting, which is for hosts that are faster."""
+LEAST_OF_HOST = 3
+"""Messages that may wait for any host, but for those in that half."""
 TOLERATED = 0.25
 """Seconds, or an interval if that is longer, by which a start may be late if its message was there
 in time: the ledger, or this process, took so long."""
@@ -57,8 +62,6 @@ ASK_AGAIN = 0.25
 give."""
 BOOK_AGAIN = 1.0
 """Seconds, spread, between two questions of a lane to a pacing with nothing to give."""
-MATCH_EVERY = 1.0
-"""Seconds between two looks at which rules hold for a lane."""
 MOST_WAITING = 500
 """Messages of one lane that wait for their hosts; a lane with so many is not asked."""
 SHORT_SECONDS = 0.05
@@ -91,7 +94,8 @@ class HostStarts:
     """The starts in hand of one host under its `rules`, for the lanes of that host alone. They are
     booked under the keys of `steps`. What the host has said was seen last at `seen_at`: it wants
     starts `slow` seconds apart. So does its robots.txt, by `asked`: starts booked until `asked_at`
-    did not heed that. The latest call here began at `begun`.
+    did not heed that. The latest call here began at `begun`. Starts until `void_until` were booked
+    under rules that are no more.
 
     The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
     while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
@@ -119,6 +123,7 @@ class HostStarts:
         "steps",
         "tidings",
         "turn",
+        "void_until",
     )
 
     def __init__(self, rules: tuple[HostRule, ...]) -> None:
@@ -126,7 +131,7 @@ class HostStarts:
         self.steps: dict[str, float] = {}
         self.seen_at = -math.inf
         self.slow = self.asked = 0.0
-        self.asked_at = self.begun = -math.inf
+        self.asked_at = self.begun = self.void_until = -math.inf
         self.starts: deque[float] = deque()
         self.booked_at = self.ask_at = self.last = self.closed_until = -math.inf
         self.is_booking = False
@@ -136,6 +141,25 @@ class HostStarts:
         self.knocking = 0
         self.turn = anyio.Lock()
         self.tidings = RuleTidings()
+
+    def change(self, rules: tuple[HostRule, ...], steps: dict[str, float]) -> None:
+        """Heed other rules. Where they space starts more widely, drop those in hand: they are
+        lost."""
+        before = self.interval
+        self.rules, self.steps = rules, steps
+        if self.interval > before:
+            self.drop_until(self.last)
+
+    def drop_until(self, moment: float) -> None:
+        """Use no start until then: it was booked under other rules."""
+        self.void_until = max(self.void_until, moment)
+        self.starts = deque(start for start in self.starts if start > self.void_until)
+
+    @property
+    def line(self) -> str:
+        """The name of the line in which its messages have their places."""
+        by_rate = max(self.rules, key=lambda rule: (rule.rate > 0, -rule.rate, rule.limit > 0))
+        return by_rate.key
 
     @property
     def interval(self) -> float:
@@ -216,7 +240,7 @@ class HostStarts:
             self.starts.clear()
         starts = [now + start for start in booking.starts]
         if starts:
-            self.booked_at, self.last = now, starts[-1]
+            self.booked_at, self.last = now, max(self.last, starts[-1])
         return starts
 
     def see(self, states: Collection[HostState], now: float) -> None:
@@ -269,7 +293,7 @@ class HostPaces:
         self.ahead: dict[Lane, None] = {}
         # Their rules may change before `fill`.
         self._booking: dict[Lane, HostStarts] = {}
-        self._matched_at = clock.monotonic()
+        self._matched = policies.current
 
     def hold(self, lane: Lane) -> bool:
         """Tell whether limits of hosts may hold in a lane of a run."""
@@ -286,11 +310,16 @@ class HostPaces:
         pace = self._paces.get(keys)
         if pace is None:
             pace = self._paces[keys] = HostStarts(rules)
-        pace.rules, pace.steps = rules, steps
+            pace.steps = steps
+        is_changed = pace.rules != rules
+        if is_changed:
+            pace.change(rules, steps)
         tidings = self._tidings.get(rules[0].key)
         if tidings is None:
             tidings = self._tidings[rules[0].key] = pace.tidings
         pace.tidings = tidings
+        if is_changed:
+            tidings.full_until = -math.inf
         return pace
 
     def of(self, lane: Lane) -> HostStarts | None:
@@ -300,7 +329,11 @@ class HostPaces:
         return self._by_lane[lane]
 
     def _match(self, lane: Lane) -> None:
+        before = self._by_lane.get(lane)
         pace = self._by_lane[lane] = self.under(lane, lane.host)
+        if pace is not None and before is not None and pace is not before:
+            # Starts that are on their way for the lane are not of its new keys.
+            pace.drop_until(before.last)
         rules = () if pace is None else pace.rules
         shares = any(rule.rate and rule.name != lane.host for rule in rules)
         lane.waits_in_hand = shares or (pace is not None and pace.is_slow)
@@ -314,11 +347,12 @@ class HostPaces:
         self._by_lane.pop(lane, None)
         self.ahead.pop(lane, None)
 
-    def rematch(self, now: float) -> list[Lane]:
-        """Look at the rules once again, if it is time; return the lanes of one host then."""
-        if now - self._matched_at < MATCH_EVERY:
+    def rematch(self) -> list[Lane]:
+        """Look at the rules once again, if they have changed; return the lanes of one host then."""
+        current = self.policies.current
+        if current is self._matched:
             return []
-        self._matched_at = now
+        self._matched = current
         lanes = list(self._by_lane)
         for lane in lanes:
             self._match(lane)
@@ -401,12 +435,16 @@ class HostPaces:
             starts = await self.book(pace, count)
         finally:
             pace.is_booking = False
+        if self.of(lane) is not pace:
+            return []
         early = self._clock.monotonic() + AHEAD
         pace.starts.extend(start for start in starts if start > early)
         return [start for start in starts if start <= early]
 
     async def book(self, pace: HostStarts, count: int) -> list[float]:
-        """Book starts of a host under all rules that hold; return their instants."""
+        """Book starts of a host under all rules that hold; return their instants, none if the rules
+        have changed meanwhile."""
+        rules = pace.rules
         first, *others = pace.steps.items()
         booking = await self.pacing.book(*first, count, also=dict(others))
         now = self._clock.monotonic()
@@ -418,7 +456,7 @@ class HostPaces:
             pace.tidings.full_until = starts[-1] + step - HORIZON
         elif now >= pace.closed_until and pace.interval <= step:
             pace.tidings.full_until = pace.ask_at
-        return starts
+        return starts if pace.rules is rules else []
 
     def may_ask(self, pace: HostStarts, now: float) -> bool:
         """Tell whether there may be a start for a message of a host, though others may share its
@@ -429,7 +467,7 @@ class HostPaces:
         """Have starts in hand again for which no message came."""
         pace = self.of(lane)
         if pace is not None:
-            pace.starts.extendleft(reversed(starts))
+            pace.starts.extendleft(start for start in reversed(starts) if start > pace.void_until)
 
     def next_due(self, lane: Lane, now: float) -> float | None:
         """Return when a lane may have starts, if that is later than `now`."""
@@ -438,7 +476,9 @@ class HostPaces:
 
 
 class Turn:
-    """The turn of one message at its host: its pace and its next start.
+    """The turn of one message at its host: its pace and its next start, under the `rules` of the
+    pace, as of those of the server that were `seen`; these are others than it began with if it
+    `is_refitted`.
 
     A `guest`, of a queue of many hosts or found by a look, holds permits of `leases` since their
     `lives`; `scope` is what is cancelled when they are lost. Its call began at `began`; its start
@@ -451,15 +491,19 @@ class Turn:
         "guest",
         "has_come_before",
         "host",
+        "is_refitted",
         "lane",
         "leases",
+        "line",
         "lives",
         "pace",
+        "rules",
         "scope",
+        "seen",
         "start",
     )
 
-    def __init__(self, lane: Lane, delivery: Delivery, *, guest: bool) -> None:
+    def __init__(self, lane: Lane, delivery: Delivery, seen: HostRules, *, guest: bool) -> None:
         message = delivery.message
         assert isinstance(message, TaskMessage)
         self.lane = lane
@@ -467,12 +511,21 @@ class Turn:
         self.host = lane.host or message.host
         self.has_come_before = delivery.receive_count > 1
         self.pace: HostStarts | None = None
+        self.rules: tuple[HostRule, ...] = ()
+        self.seen = seen
+        self.is_refitted = False
+        self.line = ""
         self.start: float | None = None
         self.booked_at = -math.inf
         self.leases: tuple[JobLease, ...] = ()
         self.lives: tuple[int, ...] = ()
         self.scope: anyio.CancelScope | None = None
         self.began: float | None = None
+
+    def go_by(self, pace: HostStarts | None) -> None:
+        """Have a pace, and its rules."""
+        self.pace = pace
+        self.rules = () if pace is None else pace.rules
 
     def why(self, now: float) -> WaitReason:
         """Return why its message is put off."""
@@ -499,6 +552,10 @@ class HostPermits(Protocol):
 
     def lane_leases(self, lane: Lane) -> tuple[JobLease, ...]:
         """Return the leases of the host of a lane."""
+        ...
+
+    def rematch(self) -> None:
+        """Bring lanes of one host in line with the rules, if these have changed."""
         ...
 
     def has_spare(self, lease: JobLease, now: float) -> bool:
@@ -529,8 +586,12 @@ class MessageTurns(HostTurns):
         self._holding: set[Turn] = set()
         self._coming: set[Turn] = set()
         self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
+        # The lines in which runs are known to have places.
+        self._lined: dict[str, set[str]] = {}
         # The seconds that the pacing took for its latest answer.
         self._answer_time = 0.0
+        # The rules that were seen last to have changed, and when that was.
+        self._newest, self._changed_at = self.policies.current, -math.inf
 
     # -- messages that have come --
 
@@ -541,18 +602,31 @@ class MessageTurns(HostTurns):
         by a look; None if no limits can hold for it."""
         if not lane.host and not self._paces.hold(lane):
             return None
-        turn = Turn(lane, delivery, guest=looked or not lane.host)
+        self._permits.rematch()
+        turn = Turn(lane, delivery, self.policies.current, guest=looked or not lane.host)
         if not turn.host and isinstance(message := delivery.message, TaskMessage):
             # A message of an older version, which may have been here before.
             turn.host = self._learned.get((message.run_id, message.task_id), "")
         if lane.host:
-            turn.pace = self._paces.of(lane)
+            turn.go_by(self._paces.of(lane))
         elif turn.host:
-            turn.pace = self._paces.under(lane, turn.host)
+            turn.go_by(self._paces.under(lane, turn.host))
         if turn.host and turn.pace is None:
             return None
-        turn.start, turn.booked_at = start, self._clock.monotonic()
+        turn.booked_at = self._clock.monotonic()
+        if start is not None and turn.pace is not None and start > turn.pace.void_until:
+            turn.start = start
+        if turn.has_come_before and turn.pace is not None:
+            # It may have had its place from another worker, and so may those behind it.
+            self._lined.setdefault(lane.run_id, set()).add(turn.pace.line)
         return turn
+
+    def turn_now(self, lane: Lane, delivery: Delivery, since: float) -> Turn | None:
+        """Return the turn of a message that came at that moment, when nothing bounded it; None if
+        nothing does now, either."""
+        if self.policies.current is not self._newest:
+            self._newest, self._changed_at = self.policies.current, self._clock.monotonic()
+        return self.turn_of(lane, delivery, None) if since <= self._changed_at else None
 
     def may_go_on(self, turn: Turn) -> bool:
         """Tell whether a message need not wait beside the slots: its start is near, or its host is
@@ -569,18 +643,40 @@ class MessageTurns(HostTurns):
 
         Raises ConveyorError(unavailable) if the ledger does not answer.
         """
+        await self._refit(turn)
         if turn.start is None and not turn.guest:
-            place = await self._wait_for_start(turn)
-            if place is not None:
-                return place
-        elif turn.start is None:
+            return await self._wait_for_start(turn)
+        if turn.start is None:
             # Of a queue of one host no other message is asked for meanwhile.
             patient = turn.has_come_before or turn.lane.host
             until = math.inf if patient else self._clock.monotonic() + PATIENCE
-            place = await self._knock(turn, until)
-            if place is not None:
-                return place
+            return await self._knock(turn, until)
         return None
+
+    def is_fit(self, turn: Turn) -> bool:
+        """Tell whether a turn goes by the rules that hold now."""
+        return turn.seen is self.policies.current
+
+    async def _refit(self, turn: Turn) -> HostStarts | None:
+        """Bring a turn in line with the rules that hold now, and drop what it has under others.
+        Return its pace, None if nothing bounds it any more."""
+        if self.is_fit(turn) or not turn.host:
+            return turn.pace
+        self._permits.rematch()
+        turn.seen = self.policies.current
+        pace = self._paces.under(turn.lane, turn.host)
+        if pace is turn.pace and (pace is None or pace.rules is turn.rules):
+            return pace
+        start, turn.start = turn.start, None
+        await self.release(turn)
+        if start is not None and pace is turn.pace and pace is not None:
+            if start > pace.void_until and not turn.guest:
+                turn.start = start
+            elif start > pace.void_until:
+                pace.keep(start)
+        turn.is_refitted = True
+        turn.go_by(pace)
+        return pace
 
     async def be_near(self, turn: Turn, seconds: float = NEAR) -> None:
         """Wait until the start of a message is as near as that."""
@@ -590,8 +686,7 @@ class MessageTurns(HostTurns):
     async def _wait_for_start(self, turn: Turn) -> float | None:
         """Take the next start of a host for a message that has its permits alone."""
         pace = turn.pace
-        assert pace is not None
-        while self._clock.monotonic() >= pace.closed_until:
+        while pace is not None and self._clock.monotonic() >= pace.closed_until:
             pace.lapse(self._clock.monotonic())
             if pace.starts:
                 turn.start = pace.starts.popleft()
@@ -599,15 +694,24 @@ class MessageTurns(HostTurns):
             if await self._take_start(turn, pace):
                 return None
             await self._sleep_until(pace.ask_at)
-        return await self._place(pace)
+            pace = await self._refit(turn)
+        return None if pace is None else await self._place(turn, pace)
 
     async def _knock(self, turn: Turn, until: float) -> float | None:
         """Take permits and a start of a host, behind those that knocked before."""
-        pace = turn.pace
-        assert pace is not None
-        most = WAITING_OF_HOST if until == math.inf else 0
+        while True:
+            pace = await self._refit(turn)
+            if pace is None or turn.start is not None:
+                return None
+            place = await self._stand(turn, pace, until)
+            if place is not None or self.is_fit(turn):
+                return place
+
+    async def _stand(self, turn: Turn, pace: HostStarts, until: float) -> float | None:
+        """Wait at a host for permits and a start, or until the rules change."""
+        most = _room_in_hand(turn.lane, pace.spacing) if until == math.inf else 0
         if pace.knocking >= most and pace.knocking * pace.spacing > PATIENCE:
-            return await self._place(pace)
+            return await self._place(turn, pace)
         leases = self._permits.guest_leases(pace.rules)
         pace.knocking += 1
         for lease in leases:
@@ -625,24 +729,22 @@ class MessageTurns(HostTurns):
     async def _take_turn(
         self, turn: Turn, pace: HostStarts, leases: tuple[JobLease, ...], until: float
     ) -> float | None:
-        while True:
+        while self.is_fit(turn):
             closed_for = pace.closed_until - self._clock.monotonic()
             if closed_for > 0 and (until < math.inf or closed_for > HORIZON):
-                return await self._place(pace)
+                return await self._place(turn, pace)
             is_due = closed_for <= 0 and self._paces.may_ask(pace, self._clock.monotonic())
             if is_due and await self._take_permits(turn, leases):
                 if await self._take_start(turn, pace):
                     return None
                 await self.release(turn)
             if self._clock.monotonic() >= until:
-                return await self._place(pace)
+                return await self._place(turn, pace)
             again = ASK_AGAIN * (0.5 + self._clock.random())
             await wait_or_timeout(pace.tidings.freed, self._clock, again)
+        return None
 
     async def _take_permits(self, turn: Turn, leases: tuple[JobLease, ...]) -> bool:
-        if turn.pace is not None and self._paces.under(turn.lane, turn.host) is turn.pace:
-            # The server's rules may have changed while the message waited.
-            self._permits.guest_leases(turn.pace.rules)
         for lease in leases:
             if not self._permits.has_spare(lease, self._clock.monotonic()):
                 await self._permits.knock(lease)
@@ -672,15 +774,31 @@ class MessageTurns(HostTurns):
             turn.start = starts[0]
         return bool(starts)
 
-    async def _place(self, pace: HostStarts) -> float:
+    async def _place(self, turn: Turn, pace: HostStarts) -> float:
         """Take a place in the line of a host; return the seconds until it comes."""
-        slowest = max(pace.rules, key=lambda rule: (rule.rate > 0, -rule.rate, rule.limit > 0))
-        place = await self._paces.pacing.line_up(slowest.key, pace.spacing)
+        run, key = turn.lane.run_id, pace.line
+        turn.line = key
+        self._lined.setdefault(run, set()).add(key)
+        place = await self._paces.pacing.line_up(key, pace.spacing, run)
         return max(place, pace.closed_until - self._clock.monotonic())
+
+    async def leave_lines(self, run_id: str) -> None:
+        """Let others have the places of a run that is worked no more, or not now: its messages will
+        not come. Raises ConveyorError(unavailable)."""
+        await self.leave(run_id, self._lined.pop(run_id, ()))
+
+    async def leave(self, run_id: str, lines: Collection[str]) -> None:
+        """Let others have the places of a run in some lines. Raises ConveyorError(unavailable)."""
+        if lines:
+            await self._paces.pacing.leave(run_id, sorted(lines))
+
+    def spacing(self, turn: Turn) -> float:
+        """Return the seconds between two calls of a host as fast as the rules allow now."""
+        pace = self._paces.under(turn.lane, turn.host)
+        return 0.0 if pace is None else pace.spacing
 
     async def release(self, turn: Turn) -> None:
         """Give the permits of a message back, if it holds some of its own."""
-        turn.scope = None
         if turn not in self._holding:
             return
         self._holding.discard(turn)
@@ -727,6 +845,7 @@ class MessageTurns(HostTurns):
             turn.pace.served(self._clock.monotonic() - turn.began)
             turn.began = None
         await self.release(turn)
+        turn.scope = None
 
     async def come(self, run_id: str, task_id: str, url: str, asked: float | None = None) -> None:
         turn = _turn_here(run_id, task_id)
@@ -734,21 +853,21 @@ class MessageTurns(HostTurns):
             return
         if not turn.host:
             turn.host = self._learned[run_id, task_id] = host_and_port(url)
-            turn.pace = self._paces.under(turn.lane, turn.host)
+            turn.go_by(self._paces.under(turn.lane, turn.host))
         if turn.pace is not None:
             if asked is not None:
                 turn.pace.heed(asked, self._clock.monotonic())
             self._coming.add(turn)
             try:
                 if turn.lane.closed:
-                    self.leave(turn.lane)
+                    self.halt(turn.lane)
                     await anyio.lowlevel.checkpoint()
-                await self._come(turn, turn.pace)
+                await self._come(turn)
             finally:
                 self._coming.discard(turn)
             turn.began = self._clock.monotonic()
 
-    def leave(self, lane: Lane) -> None:
+    def halt(self, lane: Lane) -> None:
         """Cancel what waits in slots for the host of its call, in a lane of which no call may begin
         any more."""
         for turn in self._coming:
@@ -759,18 +878,20 @@ class MessageTurns(HostTurns):
         turn = _turn_here(run_id, task_id)
         return turn is not None and turn.pace is not None and turn.pace.ceiling > 0
 
-    async def _come(self, turn: Turn, pace: HostStarts) -> None:
+    async def _come(self, turn: Turn) -> None:
         """Wait for the very instant of a start that is neither late nor of a host that was closed
         meanwhile. Raises Postponed if that would take a slot for longer than PATIENCE."""
         until = self._clock.monotonic() + PATIENCE
-        while True:
+        while (pace := await self._refit(turn)) is not None:
             await self._hold_permits(turn, pace, until)
             if turn.start is None:
                 await self._take_start_here(turn, pace)
-            start, turn.start = turn.start, None
-            assert start is not None
+            start = turn.start
+            if start is None or not self.is_fit(turn):
+                continue
+            turn.start = None
             if pace.is_stale(start, turn.booked_at):
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_LIMIT)
             now = self._clock.monotonic()
             if start > until:
                 pace.keep(start)
@@ -783,12 +904,15 @@ class MessageTurns(HostTurns):
             await self._sleep_until(start)
             now = self._clock.monotonic()
             if now < pace.closed_until:
-                raise _postponed(await self._place(pace), WaitReason.HOST_RETRY_AFTER)
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_RETRY_AFTER)
             if pace.is_stale(now, turn.booked_at):
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
-            if not pace.interval or now <= start + max(TOLERATED, pace.interval):
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_LIMIT)
+            if pace.interval and now > start + max(TOLERATED, pace.interval):
+                continue
+            if self.is_fit(turn):
                 pace.begun = now
                 return
+            turn.start = start
 
     async def _hold_permits(self, turn: Turn, pace: HostStarts, until: float) -> None:
         """Return once there are permits for a message, which may have lost its own."""
@@ -798,10 +922,13 @@ class MessageTurns(HostTurns):
         if turn in self._holding and turn.has_permits:
             return
         await self.release(turn)
-        if not self._permits.guest_leases(pace.rules):
+        if turn.rules is not pace.rules or not self._permits.guest_leases(pace.rules):
             return
+        if turn.start is not None:
+            pace.keep(turn.start)
+            turn.start = None
         # Those that wait beside the slots go first: they may wait for longer than a slot may.
-        place = await (self._place(pace) if pace.knocking else self._knock(turn, until))
+        place = await (self._place(turn, pace) if pace.knocking else self._knock(turn, until))
         if place is not None:
             raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
@@ -810,17 +937,24 @@ class MessageTurns(HostTurns):
         while: those that wait may be more than the limit allows."""
         leases = self._permits.lane_leases(turn.lane)
         until = self._clock.monotonic() + PATIENCE
-        while not all(self._permits.is_kept(lease, self._clock.monotonic()) for lease in leases):
+        while not all(self._may_begin(turn, lease) for lease in leases):
             if self._clock.monotonic() >= until:
-                raise _postponed(await self._place(pace), WaitReason.HOST_LIMIT)
+                raise _postponed(await self._place(turn, pace), WaitReason.HOST_LIMIT)
             for lease in leases:
                 await self._permits.knock(lease)
             await self._clock.sleep(ASK_AGAIN * (0.5 + self._clock.random()))
 
+    def _may_begin(self, turn: Turn, lease: JobLease) -> bool:
+        """Tell whether there are permits for what a lane has in hand; if that was asked for under
+        other rules, no more of it than these allow."""
+        if turn.is_refitted and lease.busy > lease.most:
+            return False
+        return self._permits.is_kept(lease, self._clock.monotonic())
+
     async def _take_start_here(self, turn: Turn, pace: HostStarts) -> None:
         """Book a start for a message in a slot. Raises Postponed if there is none."""
         if not await self._take_start(turn, pace):
-            place = await self._place(pace)
+            place = await self._place(turn, pace)
             raise _postponed(max(PATIENCE, place), turn.why(self._clock.monotonic()))
 
     async def _see(self, turn: Turn, pace: HostStarts) -> None:
@@ -854,6 +988,15 @@ class MessageTurns(HostTurns):
         left = moment - self._clock.monotonic()
         if left > 0:
             await self._clock.sleep(left)
+
+
+def _room_in_hand(lane: Lane, spacing: float) -> int:
+    """Return how many messages may wait here for a host: those that may soon begin. A slow host
+    never fills the hand."""
+    is_half_full = 2 * lane.waiting > MOST_WAITING
+    seconds, least = (FULL_HAND_SECONDS, 1) if is_half_full else (HAND_SECONDS, LEAST_OF_HOST)
+    most = WAITING_OF_HOST if spacing <= 0 else int(min(seconds / spacing, WAITING_OF_HOST))
+    return max(least, most)
 
 
 def _turn_here(run_id: str, task_id: str) -> Turn | None:

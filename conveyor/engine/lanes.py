@@ -322,6 +322,15 @@ class PutOffRows:
                 instant = max(before, default=now)
         self._by_instant.setdefault(instant, Counter())[why] += 1
 
+    def remove(self, due: float, why: WaitReason | None) -> None:
+        """Note that a row is left until then no more."""
+        for instant in (due, float(math.floor(due))):
+            if self._by_instant.get(instant, Counter[WaitReason | None]())[why] > 0:
+                self._by_instant[instant][why] -= 1
+                if not self._by_instant[instant].total():
+                    del self._by_instant[instant]
+                return
+
     def forget_due(self, now: float) -> None:
         """Forget the rows that are due."""
         for instant in [instant for instant in self._by_instant if instant <= now]:
@@ -379,6 +388,14 @@ class Lanes:
     def put_off_row(self, run_id: str, now: float, due: float, why: WaitReason | None) -> None:
         """Note that a row of a run is left until `due`."""
         self.put_off.setdefault(run_id, PutOffRows()).add(now, due, why)
+
+    def hasten_row(self, run_id: str, now: float, due: float, sooner: float) -> None:
+        """Note that a row that was left until `due` for the limits of its host is left until
+        `sooner`; not at all, if that is now."""
+        if run_id in self.put_off:
+            self.put_off[run_id].remove(due, WaitReason.HOST_LIMIT)
+            if sooner > now:
+                self.put_off_row(run_id, now, sooner, WaitReason.HOST_LIMIT)
 
     def runs(self) -> Iterable[list[Lane]]:
         """Return the lanes of each run."""

@@ -268,13 +268,11 @@ class ReservePolicy:
     def tend(self, now: float, spawn: Spawn) -> list[Lane]:
         """Renew what is due and give idle permits back; return the lanes whose permits are lost."""
         fenced: list[Lane] = []
-        if self.hosts is not None:
-            try:
-                for lane in self.hosts.rematch(now):
-                    self._match(lane)
-            except Exception as error:
-                # Permits are to be renewed all the same.
-                log_failure(_log, "the rules of hosts could not be looked up", error)
+        try:
+            self.rematch()
+        except Exception as error:
+            # Permits are to be renewed all the same.
+            log_failure(_log, "the rules of hosts could not be looked up", error)
         for lease in list(self._leases.values()):
             if lease.lost or (lease.permits and not self._usable_at(lease, now)):
                 lease.forfeit()
@@ -407,6 +405,11 @@ class ReservePolicy:
         if lease.dirty and not lease.calling:
             lease.calling = True
             await self._renew(lease)
+
+    def rematch(self) -> None:
+        """Bring the leases of lanes of one host in line with the rules, if these have changed."""
+        for lane in () if self.hosts is None else self.hosts.rematch():
+            self._match(lane)
 
     def _match(self, lane: Lane) -> None:
         """Bring the leases of a lane of one host in line with the rules, which may have changed."""

@@ -3,7 +3,7 @@ the host has said of that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -59,11 +59,15 @@ class Pacing(Protocol):
         """
         ...
 
-    async def line_up(self, host: str, interval: float) -> float:
+    async def line_up(self, host: str, interval: float, run: str = "") -> float:
         """Take the next place in the line of a host, `interval` behind the last one, and behind the
         time for which it is closed; return the seconds until it comes. It says when to come back,
-        and books nothing.
+        and books nothing. It is kept for a `run`, until that leaves the line.
         """
+        ...
+
+    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+        """Let others have the places that this run has in the lines of hosts."""
         ...
 
     async def close(self, host: str, seconds: float) -> None:

@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -345,13 +345,20 @@ class SimulatedPacing:
         await self._link.come_back(back)
         return booking
 
-    async def line_up(self, host: str, interval: float) -> float:
+    async def line_up(self, host: str, interval: float, run: str = "") -> float:
         """Take a place in the line. Raises ConveyorError(unavailable) after a timeout."""
         back = await self._go()
-        wait = await self._service.pacing.line_up(host, interval)
+        wait = await self._service.pacing.line_up(host, interval, run)
         self._link.note(f"line up {host} {wait}")
         await self._link.come_back(back)
         return wait
+
+    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+        """Leave lines. Raises ConveyorError(unavailable) after a timeout."""
+        back = await self._go()
+        await self._service.pacing.leave(run, hosts)
+        self._link.note(f"leave {run} {hosts}")
+        await self._link.come_back(back)
 
     async def close(self, host: str, seconds: float) -> None:
         """Close a host. Raises ConveyorError(unavailable) after a timeout."""

@@ -125,6 +125,20 @@ async def test_a_start_keeps_the_intervals_of_all_its_names(bench: Bench) -> Non
     assert later >= 3 * STEP * len(first.starts) - 1e-5
 
 
+async def test_an_interval_that_has_grown_holds_from_the_next_start_on(bench: Bench) -> None:
+    booked = [
+        bench.clock.monotonic() + start for start in (await bench.one.book(bench.a, STEP, 4)).starts
+    ]
+    for _ in range(4):
+        await bench.clock.advance(STEP)
+        for worker in (bench.one, bench.other):
+            booking = await worker.book(bench.a, 8 * STEP, 1)
+            booked += [bench.clock.monotonic() + start for start in booking.starts]
+    for worker in (bench.one, bench.other) * 2:
+        booked.append(await bench.start(worker, bench.a, 8 * STEP))
+    assert min(gaps(sorted(booked))[4:]) >= 8 * STEP - 1e-5
+
+
 async def test_without_an_interval_all_may_start_at_once(bench: Bench) -> None:
     booking = await bench.one.book(bench.a, 0.0, 3, also={bench.b: 0.0})
     assert booking == Booking((0.0, 0.0, 0.0))
@@ -243,6 +257,18 @@ async def test_a_memory_that_may_have_lost_bookings_books_nothing_for_a_while() 
     assert (await pacing.book("a", STEP)).starts == (HORIZON,)
 
 
+async def test_a_memory_after_a_restart_takes_each_host_to_have_been_called_just_then() -> None:
+    clock = FakeClock()
+    pacing = MemoryPacing(clock, were_called=True)
+    assert (await pacing.book("a", 8.0, 2)).starts == (8.0,)
+    assert (await pacing.book("b", 0.0)).starts == (0.0,)
+    await clock.advance(5.0)
+    assert (await pacing.book("c", 4.0)).starts == (0.0,)
+    assert (await pacing.book("d", 2 * HORIZON)).starts == ()
+    await clock.advance(6.0)
+    assert (await pacing.book("d", 2 * HORIZON, also={"e": 1.0})).starts == (9.0,)
+
+
 async def test_a_redis_that_lost_its_starts_books_none_until_all_before_are_over() -> None:
     async for bench in redis_bench():
         assert isinstance(bench.one, RedisPacing)
@@ -316,11 +342,39 @@ async def test_a_worker_that_comes_later_goes_by_its_wall_clock_too() -> None:
     assert (await first.state([bench.a]))[bench.a].closed_for <= 100.1
 
 
-async def test_the_line_of_a_host_that_was_idle_begins_anew() -> None:
-    clock = FakeClock()
-    pacing = MemoryPacing(clock)
-    await pacing.book("a", STEP)
-    for _ in range(1_000):
-        await pacing.line_up("a", STEP)
-    await clock.advance(2 * IDLE)
-    assert await pacing.line_up("a", STEP) == STEP
+async def test_the_line_of_a_host_that_was_idle_begins_anew(bench: Bench) -> None:
+    await bench.one.book(bench.a, STEP)
+    for _ in range(200):
+        await bench.one.line_up(bench.a, STEP)
+    await bench.clock.advance(2 * IDLE)
+    assert await bench.one.line_up(bench.a, STEP) == pytest.approx(STEP, abs=1e-4)
+
+
+async def test_a_run_that_leaves_the_line_has_no_place_that_others_stand_behind(
+    bench: Bench,
+) -> None:
+    await bench.one.book(bench.a, STEP)
+    for _ in range(100):
+        await bench.one.line_up(bench.a, STEP, "gone")
+    await bench.one.leave("gone", [bench.b, bench.a])
+    places = [await bench.one.line_up(bench.a, STEP, "here") for _ in range(120)]
+    assert places[0] <= 4 * STEP
+    assert min(gaps(places)) >= STEP - 1e-4
+    assert places[-1] <= 124 * STEP
+    await bench.one.leave("gone", [bench.a])
+    assert await bench.one.line_up(bench.a, STEP) >= places[-1]
+
+
+async def test_the_places_of_a_run_that_left_are_given_beside_those_of_others(bench: Bench) -> None:
+    for _ in range(50):
+        await bench.one.line_up(bench.a, STEP, "gone")
+        others = await bench.one.line_up(bench.a, STEP, "here")
+    await bench.clock.advance(5.0)
+    await bench.one.book(bench.a, STEP)
+    await bench.one.leave("gone", [bench.a])
+    places = [await bench.one.line_up(bench.a, STEP, "new") for _ in range(60)]
+    assert places[0] <= 5 * STEP
+    assert min(gaps(places)) >= STEP - 1e-4
+    among = [place for place in places if place < others - 5.0 - STEP]
+    assert 35 <= len(among) <= 41
+    assert places[-1] == pytest.approx(others - 5.0 + 21 * STEP, abs=4 * STEP)

@@ -37,6 +37,16 @@ async def test_bodies_of_no_run_are_scrubbed_after_a_restart(tmp_path: Path) -> 
     await second.ports.aclose()
 
 
+async def test_a_host_is_called_an_interval_after_a_restart_at_the_earliest(tmp_path: Path) -> None:
+    clock = FakeClock()
+    first = await open_binding(tmp_path, clock)
+    assert (await first.ports.pacing.book("host:a", 8.0)).starts == (0.0,)
+    await first.ports.aclose()
+    second = await open_binding(tmp_path, clock)
+    assert (await second.ports.pacing.book("host:a", 8.0)).starts == (8.0,)
+    await second.ports.aclose()
+
+
 async def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "conveyor.db").write_bytes(b"no database at all" * 500)
     with pytest.raises(ConveyorError, match=str(tmp_path)):

@@ -716,3 +716,35 @@ async def test_a_message_that_waits_for_a_slot_is_not_begun_once_its_run_is_halt
         await bench.clock.advance(4.0)
         assert starts_of(bench)
         assert max(starts_of(bench)) <= halted_at
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_run_that_is_closed_keeps_no_place_before_others_in_the_line(workers: int) -> None:
+    bench = world(rate=10.0, seconds=0.1, workers=workers)
+    bench.queues._window = 10_000
+    async with bench.running():
+        await bench.submit("a", 900, hosts=(A,))
+        await bench.clock.advance(5.0)
+        for member in bench.members:
+            await member.dispatcher.close_lane("a")
+        await bench.clock.advance(1.0)
+        before = len(bench.tasks.done)
+        await bench.submit("b", 50, hosts=(A,))
+        await bench.clock.advance(10.0)
+        assert len(bench.tasks.done) - before == 50, "5 s are enough for them"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_messages_that_are_hidden_behind_those_of_a_closed_run_close_up(workers: int) -> None:
+    bench = world(rate=10.0, seconds=0.1, workers=workers)
+    bench.queues._window = 10_000
+    async with bench.running():
+        await bench.submit("a", 900, hosts=(A,))
+        await bench.clock.advance(5.0)
+        await bench.submit("b", 50, hosts=(A,))
+        await bench.clock.advance(5.0)
+        for member in bench.members:
+            await member.dispatcher.close_lane("a")
+        await bench.clock.advance(15.0)
+        done = set(bench.tasks.done)
+        assert sum(task in done for _, task in bench.rows["b"]) == 50

@@ -49,11 +49,13 @@ import anyio
 import msgspec
 from cachetools import LRUCache
 
+from conveyor.domain.hosts import HostLine
 from conveyor.domain.run_waits import WorkerReport, decode_report, encode_report
 from conveyor.ports.clock import Clock
 from conveyor.ports.pacing import (
     CEILING_LASTS,
     HORIZON,
+    IDLE,
     NOTHING_ELSE,
     Booking,
     HostState,
@@ -321,23 +323,23 @@ MOST_HOSTS = 5_000
 class _Host:
     """A host as this worker knows it; instants are monotonic seconds of this worker.
 
-    It may start calls from `following` to `until`, under a lease that the ledger has forgotten by
-    `lapsed_at`, of a turn that it has since `began`.
+    It may start calls from `following` on that leave an interval until `ends`, under a lease that
+    the ledger has forgotten by `lapsed_at`, of a turn that it has since `began`.
     """
 
     following: float
-    until: float = -math.inf
+    ends: float = -math.inf
     lapsed_at: float = -math.inf
     began: float = -math.inf
     rests_until: float = -math.inf
     took: float = CALL_TAKES
-    place: float = -math.inf
+    line: HostLine = field(default_factory=HostLine)
     shared_by: int = 1
     counted_at: float = -math.inf
     asking: anyio.Lock = field(default_factory=anyio.Lock)
 
     def is_idle(self, now: float) -> bool:
-        latest = max(self.following, self.lapsed_at, self.rests_until, self.place)
+        latest = max(self.following, self.lapsed_at, self.rests_until, self.line.end)
         return latest < now - LINE_LEASE and not self.asking.locked()
 
 
@@ -421,15 +423,22 @@ class LeasedPacing(Pacing):
                 return Booking((), 0.0, ceiling, wanted)
         return Booking(self._allot(paced, count), 0.0, ceiling, wanted)
 
-    async def line_up(self, host: str, interval: float) -> float:
+    async def line_up(self, host: str, interval: float, run: str = "") -> float:
         known = self._known(host)
         await self._count(known, host)
         said = (await self._refusals([host])).get(host, _NONE)
         step = max(interval, said.interval_at(self._clock.now()))
         now = self._clock.monotonic()
         begins = max(now + self._closed_for(host, said), known.following)
-        known.place = max(begins, known.place) + step * known.shared_by
-        return known.place - now
+        # Others may have had the starts meanwhile.
+        idle = max(IDLE, step, TURN + REST) * known.shared_by
+        if begins <= now and known.following < now - idle:
+            known.line = HostLine()
+        return known.line.take(run, begins, step * known.shared_by, now) - now
+
+    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+        for known in filter(None, map(self._hosts.get, hosts)):
+            known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:
         def closed(before: _Refusals, stamp: str) -> _Refusals:
@@ -488,7 +497,7 @@ class LeasedPacing(Pacing):
         async with known.asking:
             now = self._clock.monotonic()
             following = max(now, known.following)
-            if following <= known.until:
+            if following <= known.ends - step:
                 return True
             if following - now > HORIZON or now < known.rests_until:
                 return False
@@ -502,7 +511,7 @@ class LeasedPacing(Pacing):
             if state.granted:
                 if began > known.lapsed_at:
                     known.began = began
-                known.until = began + lease - step
+                known.ends = began + lease
                 known.lapsed_at = began + known.took + lease
             else:
                 # Whoever has the turn gives way to those that are counted.
@@ -529,7 +538,8 @@ class LeasedPacing(Pacing):
         hosts = [(self._known(name), step) for name, step in paced.items()]
         while len(starts) < count:
             start = max(now, *(known.following for known, _ in hosts))
-            if any(start > known.until for known, _ in hosts) or start - now > HORIZON:
+            is_over = any(start > known.ends - step for known, step in hosts)
+            if is_over or start - now > HORIZON:
                 break
             starts.append(start - now)
             for known, step in hosts:

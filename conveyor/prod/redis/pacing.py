@@ -14,11 +14,12 @@ meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cachetools import LRUCache
 
+from conveyor.domain.hosts import MOST_RUNS
 from conveyor.ports.clock import Clock
 from conveyor.ports.pacing import (
     CEILING_LASTS,
@@ -54,6 +55,7 @@ local opens = tonumber(kept[2])
 local function find(name)
   local packed = redis.call('HGET', hosts, name)
   local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, 0, 0}
+  if not one[12] then one[9], one[10], one[11], one[12] = 0, 0, 0, {} end
   if one[4] > 0 and now >= one[5] + lasts then one[4] = 0 end
   if now >= one[7] then one[6] = 0 end
   return one
@@ -109,12 +111,56 @@ if op == 'state' then
   end
   return told
 end
+if op == 'leave' then
+  for place = 7, #ARGV do
+    local one = redis.call('HEXISTS', hosts, ARGV[place]) == 1 and find(ARGV[place])
+    local had = one and one[12][ARGV[6]]
+    if had then
+      one[12][ARGV[6]] = nil
+      local is_alone = true
+      for _, other in pairs(one[12]) do is_alone = is_alone and other[3] <= now end
+      if is_alone then
+        one[2], one[9], one[11] = 0, 0, 0
+      elseif had[3] > now then
+        local since, left = math.max(now, had[2]), had[1]
+        if had[2] < now then left = left * (had[3] - now) / (had[3] - had[2]) end
+        local has_free = one[9] >= 1 and one[11] > now
+        one[10] = has_free and math.min(since, one[10]) or since
+        one[11] = has_free and math.max(had[3], one[11]) or had[3]
+        one[9] = left + (has_free and one[9] or 0)
+      end
+      keep(ARGV[place], one)
+    end
+  end
+  return {0}
+end
 local one = find(ARGV[6])
 local value, answer = tonumber(ARGV[7]), 0
 if op == 'line' then
-  if math.max(opens, one[1], one[3]) < now - idle then one[1], one[2] = now, now end
-  one[2] = math.max(now, opens, one[1], one[2], one[3]) + math.max(value, one[6])
-  answer = one[2] - now
+  if math.max(opens, one[1], one[3]) < now - idle then
+    one[1], one[2], one[9], one[12] = now, now, 0, {}
+  end
+  local begins, step = math.max(now, opens, one[1], one[3]), math.max(value, one[6])
+  local given = math.max(begins, one[2]) + step
+  if one[10] < begins and begins < one[11] then
+    one[9] = one[9] * (one[11] - begins) / (one[11] - one[10])
+    one[10] = begins
+  end
+  if one[9] >= 1 and begins < one[11] then
+    local freed = one[10] + math.floor(math.max(step, (one[11] - one[10]) / one[9]))
+    if freed <= one[11] then given, one[9], one[10] = freed, one[9] - 1, freed end
+  end
+  one[2] = math.max(one[2], given)
+  local runs, run, count = one[12], ARGV[8], 0
+  local had = runs[run] or {0, given, given}
+  runs[run] = nil
+  for name, other in pairs(runs) do
+    if other[3] <= now then runs[name] = nil else count = count + 1 end
+  end
+  if run ~= '' and count < tonumber(ARGV[9]) then
+    runs[run] = {had[1] + 1, math.min(had[2], given), math.max(had[3], given)}
+  end
+  answer = given - now
 elseif op == 'close' then
   one[3] = math.max(one[3], now + value)
 elseif op == 'lower' then
@@ -132,8 +178,11 @@ keep(ARGV[6], one)
 return {answer}
 """)
 """An entry is {next start, end of the line, closed until, ceiling, instant of its last change,
-its own interval, the end of that, instant of the last halving}; times are whole microseconds."""
+its own interval, the end of that, instant of the last halving, places that runs have left behind,
+since when, until when, those of each run (`HostLine`)}; times are whole microseconds."""
 MOST_CLOSED = 5_000
+LEAVES_AT_ONCE = 500
+"""Lines that a run leaves in one call of the script."""
 
 
 class RedisPacing(Pacing):
@@ -178,9 +227,13 @@ class RedisPacing(Pacing):
             wanted / 1_000_000,
         )
 
-    async def line_up(self, host: str, interval: float) -> float:
-        (place,) = await self._run("line", host, _micros(interval))
+    async def line_up(self, host: str, interval: float, run: str = "") -> float:
+        (place,) = await self._run("line", host, _micros(interval), run, MOST_RUNS)
         return max(int(place) / 1_000_000, self._closed_for(host))
+
+    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+        for first in range(0, len(hosts), LEAVES_AT_ONCE):
+            await self._run("leave", run, *hosts[first : first + LEAVES_AT_ONCE])
 
     async def close(self, host: str, seconds: float) -> None:
         self._remember(host, seconds)

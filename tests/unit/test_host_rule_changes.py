@@ -1,0 +1,171 @@
+"""Rules of hosts that change while messages are in hand: none of these goes by the old ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain.hosts import HostPattern, HostRules, host_key
+from conveyor.domain.model import DispatchableRun
+from tests.unit.dispatch_world import World
+from tests.unit.test_host_lanes import A, B, booked, most_in_flight, starts_of, world
+
+LATER = 0.6
+"""Seconds within which each worker has looked at the rules."""
+
+
+async def in_hand(bench: World, run: DispatchableRun, seconds: float) -> None:
+    """Let the messages of a run come due while nobody asks for them, and then all at once."""
+    await bench.clock.advance(2.0)
+    for member in bench.members:
+        await member.dispatcher.close_lane(run.run_id)
+    await bench.clock.advance(seconds)
+    for member in bench.members:
+        member.dispatcher.open_lane(run)
+    await bench.clock.advance(5.0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_limit_that_is_added_holds_for_what_is_in_hand(workers: int) -> None:
+    bench = world(rate=2.0, seconds=5.0, workers=workers)
+    async with bench.running():
+        await in_hand(bench, await bench.submit("a", 60, hosts=(A,)), 20.0)
+        bench.limits = HostRules(rate=2.0, limit=1)
+        since = bench.clock.monotonic() + LATER
+        await bench.clock.advance(30.0)
+        assert 3 <= sum(start > since for start in starts_of(bench)) <= 7
+    assert most_in_flight(bench, since, 5.0) == 1
+    assert bench.permits.total(host_key(A)) == 0
+
+
+async def test_a_rate_that_is_lowered_holds_for_starts_in_hand() -> None:
+    bench = world(rate=10.0, seconds=0.1, workers=2)
+    async with bench.running():
+        await in_hand(bench, await bench.submit("a", 400, hosts=(A,)), 20.0)
+        bench.limits = HostRules(rate=0.2)
+        changed = bench.clock.monotonic()
+        await bench.clock.advance(40.0)
+    since = [start for start in starts_of(bench) if start > changed]
+    assert sum(start < changed + 10.1 for start in since) <= 3
+    assert 6 <= len(since) <= 9
+
+
+async def test_hosts_that_are_counted_together_give_up_the_starts_that_each_had() -> None:
+    bench = world(rate=5.0, seconds=0.1)
+    async with bench.running():
+        await in_hand(bench, await bench.submit("a", 400, hosts=(A, B)), 20.0)
+        together = HostPattern(rate=0.5, together=True)
+        bench.limits = HostRules(patterns={"*.example": together})
+        changed = bench.clock.monotonic()
+        await bench.clock.advance(30.0)
+    since = [start for start, _ in bench.starts if start > changed]
+    assert 9 <= len(since) <= 11, "once those that were booked are over"
+
+
+async def test_a_limit_that_is_lowered_holds_for_messages_that_have_permits() -> None:
+    bench = world(limit=30, rate=2.0, seconds=20.0)
+    async with bench.running():
+        await in_hand(bench, await bench.submit("a", 60, hosts=(A,)), 20.0)
+        before = len(bench.starts)
+        bench.limits = HostRules(limit=1, rate=2.0)
+        await bench.clock.advance(18.0)
+        assert len(bench.starts) == before
+        await bench.clock.advance(40.0)
+        assert len(bench.starts) > before
+        since = bench.starts[before][0]
+    assert most_in_flight(bench, since, 20.0) == 1
+
+
+async def test_a_limit_that_is_lowered_holds_for_what_a_lane_was_asked_for() -> None:
+    bench = world(limit=20, rate=10.0, seconds=5.0)
+    async with bench.running():
+        await bench.submit("a", 200, hosts=(A,), lanes=(A,))
+        await bench.clock.advance(1.05)
+        bench.limits = HostRules(limit=1, rate=10.0)
+        before = len(bench.starts)
+        await bench.clock.advance(4.8)
+        assert len(bench.starts) == before, "as many are in flight, and more"
+        await bench.clock.advance(40.0)
+        assert len(bench.starts) > before + 4
+        since = bench.starts[before][0]
+    assert most_in_flight(bench, since, 5.0) == 1
+
+
+@pytest.mark.parametrize("lanes", [(), (A,)])
+async def test_a_first_rule_holds_for_messages_that_came_without_one(
+    lanes: tuple[str, ...],
+) -> None:
+    bench = World(slots=5, duration=lambda _: 1.0, limits=HostRules())
+    async with bench.running():
+        await bench.submit("a", 60, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(3.5)
+        bench.limits = HostRules(limit=1)
+        since = bench.clock.monotonic()
+        await bench.clock.advance(20.0)
+        assert sum(start > since for start in starts_of(bench)) > 10
+    assert most_in_flight(bench, since) == 1
+
+
+@pytest.mark.parametrize("lanes", [(), (A, B)])
+async def test_rules_that_are_gone_bound_no_message_in_hand(lanes: tuple[str, ...]) -> None:
+    bench = world(rate=1.0, limit=1, seconds=0.5)
+    async with bench.running():
+        await bench.submit("a", 8, hosts=(A, B), lanes=lanes)
+        await bench.clock.advance(2.1)
+        bench.limits = HostRules()
+        await bench.clock.advance(4.0)
+        assert len(bench.tasks.done) == 8
+
+
+@pytest.mark.parametrize("lanes", [(), (A,)])
+async def test_another_hosts_rule_costs_a_host_no_start(lanes: tuple[str, ...]) -> None:
+    bench = world(rate=2.0, seconds=0.1)
+    keys = booked(bench)
+    async with bench.running():
+        await bench.submit("a", 30, hosts=(A,), lanes=lanes)
+        for limit in range(1, 30):
+            bench.limits = HostRules(rate=2.0, patterns={"b.example": HostPattern(limit=limit)})
+            await bench.clock.advance(0.5)
+        await bench.clock.advance(1.0)
+        assert len(bench.tasks.done) == 30
+        assert len(keys) <= 30 + len(lanes), "a lane books one more as it runs dry"
+
+
+@pytest.mark.slow
+async def test_messages_of_slow_hosts_in_hand_leave_room_for_those_of_a_fast_one() -> None:
+    slow, fast = [f"s{number}.slow:443" for number in range(7)], "a.fast:443"
+
+    def rules(rate: float) -> HostRules:
+        pattern = {"*.slow": HostPattern(rate=rate), "*.fast": HostPattern(rate=2.0)}
+        return HostRules(patterns=pattern)
+
+    bench = World(slots=20, duration=lambda _: 0.1, limits=rules(3.0))
+    bench.queues._window = 10_000
+    async with bench.running():
+        run = await bench.submit("a", 1_200, hosts=(*slow, fast))
+        await in_hand(bench, run, 60.0)
+        bench.limits = rules(0.02)
+        since = bench.clock.monotonic()
+        await bench.clock.advance(40.0)
+        assert sum(start >= since for start in starts_of(bench, f"https://{fast}/")) >= 72
+        lane = bench.dispatcher.lanes.get("a")
+        assert lane is not None
+        assert lane.waiting < 7 * 6 + 60
+
+
+@pytest.mark.parametrize("after", [HostRules(rate=50.0), HostRules()])
+async def test_hidden_messages_come_sooner_once_their_host_may_be_called_more_often(
+    after: HostRules,
+) -> None:
+    bench = world(rate=0.1, seconds=0.1, workers=2)
+    async with bench.running():
+        await bench.submit("a", 90, hosts=(A,))
+        await bench.clock.advance(4.0)
+        bench.limits = after
+        await bench.clock.advance(25.0)
+        assert len(bench.tasks.done) == 90
+        for put_off in bench.dispatcher.lanes.put_off.values():
+            put_off.forget_due(bench.clock.monotonic())
+            assert not put_off.by_reason(), "no row is said to wait for a limit that is gone"
+        await bench.submit("b", 20, hosts=(A,))
+        await bench.clock.advance(4.0)
+        assert len(bench.tasks.done) == 110, "none stands behind places that nobody waits for"
