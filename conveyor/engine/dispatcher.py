@@ -548,8 +548,7 @@ class Dispatcher:
         if self.waits is not None and not lane.is_control:
             for message in messages:
                 self._working[message.delivery.receipt] = message
-            if self.waits.may_hold(lane):
-                messages = await self.waits.let_wait(messages, plan.starts or ())
+            messages = await self.waits.let_wait(messages, plan.starts or ())
         if self._pace.claims_ahead and not lane.is_control:
             messages = await self._claim(lane, messages)
         (self._ready_control if lane.is_control else self._ready).extend(messages)

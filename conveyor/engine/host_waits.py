@@ -77,16 +77,15 @@ class HostWaits:
         self.show: Callable[[Sequence[Delivery], float], Awaitable[None]] = _show_none
         self.hastened: Callable[[str, float, float, float], None] = lambda *_moments: None
 
-    def may_hold(self, lane: Lane) -> bool:
-        """Tell whether messages of a lane may have to wait for their hosts at all."""
-        return bool(lane.host) or self._turns.policies.hold(lane.politeness)
-
-    async def let_wait(self, messages: Sequence[InHand], starts: Sequence[float]) -> list[InHand]:
-        """Let those of the messages wait that came and whose host is not free; return the others.
-        Those of one host have `starts`, unless they were found by a look. After an error those that
-        do not wait are given up."""
+    async def let_wait(self, messages: list[InHand], starts: Sequence[float]) -> list[InHand]:
+        """Let those of the messages wait that came in one lane and whose host is not free; return
+        the others. Those of one host have `starts`, unless they were found by a look. After an
+        error those that do not wait are given up."""
         left = []
         try:
+            lane = messages[0].lane
+            if not lane.host and not self._turns.policies.hold(lane.politeness):
+                return messages
             for message, start in zip_longest(messages, starts[: len(messages)]):
                 message.turn = self._turns.turn_of(
                     message.lane, message.delivery, start, looked=message.is_kept

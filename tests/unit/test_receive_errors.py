@@ -216,9 +216,9 @@ async def test_a_lane_books_starts_again_after_its_rule_was_away_meanwhile() -> 
     assert paces.take(lane, 1) is None
     kept, bench.limits = bench.limits, HostRules()
     await bench.clock.advance(2.0)
-    assert paces.rematch(bench.clock.monotonic()) == [lane]
+    assert paces.rematch() == [lane]
     await paces.fill(lane, 1)
     bench.limits = kept
     await bench.clock.advance(2.0)
-    assert paces.rematch(bench.clock.monotonic()) == [lane]
+    assert paces.rematch() == [lane]
     assert paces.askable(lane, 1, bench.clock.monotonic()) == 1
