@@ -352,10 +352,10 @@ class HostPaces:
         current = self.policies.current
         if current is self._matched:
             return []
-        self._matched = current
         lanes = list(self._by_lane)
         for lane in lanes:
             self._match(lane)
+        self._matched = current
         return lanes
 
     def askable(self, lane: Lane, most: int, now: float) -> int:
