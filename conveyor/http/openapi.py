@@ -8,12 +8,14 @@ from typing import Any
 from conveyor import __version__
 from conveyor.domain.errors import ErrorCode
 from conveyor.http import problems
-from conveyor.http.openapi_operations import (
+from conveyor.http.openapi_files import (
     EXPORT_OPERATIONS,
     EXPORT_PARAMETERS,
     INPUT_OPERATIONS,
     INPUT_PARAMETERS,
     INPUT_SCHEMAS,
+)
+from conveyor.http.openapi_operations import (
     OPERATIONS,
     PARAMETERS,
     Operation,

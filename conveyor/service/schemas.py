@@ -594,12 +594,7 @@ class HostBody(Struct, frozen=True, kw_only=True):
     host: Annotated[str, _text("Name and port.")]
     pending: Annotated[int, _count("Tasks that wait.")]
     claimed: Annotated[
-        int,
-        _count(
-            "Tasks that workers have begun: beside the calls under way those that wait for their "
-            "start and those that are being settled, so it may be above `limit`. Of a larger run "
-            "as workers said it last."
-        ),
+        int, _count("Tasks in work: under way, being settled, or waiting for their start.")
     ]
     done: Annotated[int, _count("Tasks that ended successful.")]
     failed: Annotated[int, _count("Tasks that ended failed.")]
@@ -642,11 +637,7 @@ class HostsBody(Struct, frozen=True, kw_only=True):
     run_id: Annotated[str, _ulid("The run.")]
     tasks: Annotated[int, _count("Tasks of the run.")]
     counted_tasks: Annotated[
-        int,
-        _count(
-            "Tasks among which the numbers by host were counted: all, or of a larger run 10,000 "
-            "that are spread evenly over it, with `held` 1,000."
-        ),
+        int, _count("Tasks that were counted by host: all, or 10,000, with `held` 1,000, of more.")
     ]
     hosts: Annotated[list[HostBody], Meta(description="At most 100.")]
     more_hosts: Annotated[int, _count("Further hosts of these tasks.")]
