@@ -1,8 +1,9 @@
 """Acknowledge, hide, give back and renew messages that were received.
 
 Acknowledgements go out in batches, beside the slots. A renewal that hangs keeps no other from being
-made. A handler is retried in place while a dependency is down, instead of returning its message to
-the queue: that would be to receive it once more.
+made. What has not begun is given up: its claim is undone, and others may receive it at once. A
+handler is retried in place while a dependency is down, instead of returning its message to the
+queue: that would be to receive it once more.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from conveyor.aio.concurrency import wait_or_timeout
-from conveyor.aio.resilience import HIDING, log_and_continue
+from conveyor.aio.resilience import HIDING, log_and_continue, logging_failure
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.engine.hosts import MessageTurns
+from conveyor.engine.lanes import Lane, Lanes
+from conveyor.engine.pipeline import InHand
+from conveyor.engine.planner import Planner
+from conveyor.engine.policy import Policy
 from conveyor.engine.telemetry import Telemetry
 from conveyor.ports.clock import Clock
-from conveyor.ports.handler import Handler, Outcome, ResultLost
+from conveyor.ports.handler import Handler, Outcome, ResultLost, StagedHandler
 from conveyor.ports.queues import CONTROL_QUEUE, MAX_BATCH, Delivery, Queues
 
 _log = logging.getLogger("conveyor.engine")
@@ -95,6 +101,121 @@ class MessageReturner:
             await self._queues.delete(delivery.queue, (delivery.receipt,))
 
         await log_and_continue(_log, "a worn message was not replaced", replace)
+
+
+async def _tell_nobody(_run_id: str) -> None:
+    """Forget a run silently."""
+
+
+class MessagesInHand:
+    """The messages that a worker has in hand, by receipt while it works them, and the ways in which
+    it has one no longer: hidden, given back, or ended.
+
+    Those of a lane that is dropped go with its queue. With the last message of a closed lane its
+    run is forgotten; `forgotten` is told.
+    """
+
+    def __init__(
+        self,
+        returns: MessageReturner,
+        planner: Planner,
+        policy: Policy,
+        lanes: Lanes,
+        stages: StagedHandler | None,
+        turns: MessageTurns | None,
+    ) -> None:
+        self._returns = returns
+        self._planner = planner
+        self._policy = policy
+        self._lanes = lanes
+        self._stages = stages
+        self._turns = turns
+        self.working: dict[str, InHand] = {}
+        self.forgotten: Callable[[str], Awaitable[None]] = _tell_nobody
+
+    async def keep_hidden(self, now: float, visibility: float) -> None:
+        """Extend the visibility of messages in work of which less than half is left."""
+        due = {
+            receipt: one
+            for receipt, one in self.working.items()
+            if not one.lane.dropped and now - one.hidden_at > visibility / 2
+        }
+        kept = await self._returns.keep([one.delivery for one in due.values()], seconds=visibility)
+        for receipt in kept:
+            due[receipt].hidden_at = now
+
+    async def hide(self, lane: Lane, delivery: Delivery, seconds: float) -> None:
+        """Hide a message for some seconds from now."""
+        self.working.pop(delivery.receipt, None)
+        if not lane.dropped:
+            await self._returns.hide(delivery, seconds)
+
+    async def give_back(self, lane: Lane, deliveries: list[Delivery]) -> None:
+        """Let other workers receive messages at once."""
+        for delivery in deliveries:
+            self.working.pop(delivery.receipt, None)
+        if not lane.dropped:
+            await self._returns.give_back(deliveries)
+
+    async def empty_buffer(self, lane: Lane) -> None:
+        """Give back what a lane has received beyond its permits."""
+        if lane.buffer:
+            deliveries = [delivery for delivery, _ in lane.buffer]
+            lane.buffer.clear()
+            await self.give_back(lane, deliveries)
+
+    async def give_up(self, messages: Sequence[InHand]) -> None:
+        """Undo the claims of messages of one lane whose work has not begun, and give the messages
+        back."""
+        with anyio.CancelScope(shield=True):
+            await self.undo(messages)
+            if messages:
+                await self.give_back(messages[0].lane, [one.delivery for one in messages])
+            for message in messages:
+                await self.free(message)
+
+    async def undo(self, messages: Sequence[InHand]) -> None:
+        """Undo the claims of messages, where they have some."""
+        held = [one.held for one in messages if one.held is not None]
+        if held and self._stages is not None:
+            with logging_failure(_log, "claims were not undone"):
+                await self._stages.undo(held)
+        for message in messages:
+            message.held = None
+
+    async def free(self, message: InHand) -> None:
+        """Have a message in hand no longer, whatever goes wrong with its permits."""
+        lane = message.lane
+        if message.slot_kept:
+            message.slot_kept = False
+            self._planner.free_reserved(lane)
+        try:
+            with logging_failure(_log, "a permit was not given back"):
+                if message.turn is not None and self._turns is not None:
+                    await self._turns.release(message.turn)
+                if message.permit:
+                    await self._policy.discharge(lane, message.permit)
+        finally:
+            if message.is_kept:
+                lane.kept -= 1
+            else:
+                self._planner.end(lane, has_slot=message.has_slot)
+                if message.turn is not None and self._turns is not None:
+                    self._turns.wake(message.turn)
+            if lane.closed:
+                with anyio.CancelScope(shield=True), logging_failure(_log, "a lane was not tidied"):
+                    await self.tidy(lane)
+
+    async def tidy(self, lane: Lane) -> None:
+        """Give the idle permits of a closed lane back, and forget it after its last message."""
+        if not lane.closed or lane.is_control:
+            return
+        await self._policy.leave(lane)
+        lanes = self._lanes.of(lane.run_id)
+        if lane in lanes and all(one.idle and one.closed for one in lanes):
+            self._lanes.forget(lane.run_id)
+            # The last of its messages may have been put off since it was closed.
+            await self.forgotten(lane.run_id)
 
 
 LINGER = 1.0

@@ -28,6 +28,7 @@ from conveyor.engine.delivery import (
     AckBatcher,
     Heartbeat,
     MessageReturner,
+    MessagesInHand,
     pause_in_place,
     retry_in_place,
 )
@@ -116,7 +117,6 @@ class Dispatcher:
         self._turns = options.turns
         self._pause = options.pause
         self._pause.on_change(self._note_pause)
-        self._returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
         self._renewals = Heartbeat(tasks=task_handler, control=control_handler)
         self._stages = task_handler if isinstance(task_handler, StagedHandler) else None
         at_once = 1 if self._stages is None else self._stages.claims_at_once
@@ -127,17 +127,19 @@ class Dispatcher:
         self.lanes = Lanes(control_limit=CONTROL_SLOTS)
         self.queue_missing: Callable[[str], None] = lambda _run_id: None
         self._planner = self._plan_by(options, at_once)
+        returns = MessageReturner(queues, telemetry, max_receives=options.max_receives)
+        self._in_hand = self._hold_by(returns)
+        self._working, self._free = self._in_hand.working, self._in_hand.free
         self._receiver = MessageReceiver(
             queues, policy, self._planner, clock, telemetry, options.polling, options.visibility
         )
-        self._receiver.give_back = self._give_back
-        self.waits = self._waits_by(options.turns)
+        self._receiver.give_back = self._in_hand.give_back
+        self.waits = self._waits_by(options.turns, returns)
         self._acknowledger = AckBatcher(queues, clock)
         self._ready, self._ready_control = deque[InHand](), deque[InHand]()
         self._calling = 0
         self._parking = Parking()
         self._wake_one = self._parking.wake_one
-        self._working: dict[str, InHand] = {}
         self._workers: TaskGroup | None = None
         self._finishing: TaskGroup | None = None
         self._timer_wake, self._drained = anyio.Event(), anyio.Event()
@@ -153,12 +155,18 @@ class Dispatcher:
             claims_at_once=claims_at_once,
         )
 
-    def _waits_by(self, turns: MessageTurns | None) -> HostWaits | None:
+    def _hold_by(self, returns: MessageReturner) -> MessagesInHand:
+        return MessagesInHand(
+            returns, self._planner, self._policy, self.lanes, self._stages, self._turns
+        )
+
+    def _waits_by(self, turns: MessageTurns | None, returns: MessageReturner) -> HostWaits | None:
         if turns is None:
             return None
-        planner, clock = self._planner, self._clock
-        waits = HostWaits(turns, planner, clock, self._spawn, self._give_up, self._go_on)
-        waits.show, waits.hastened = self._returns.show, self.lanes.hasten_row
+        planner, clock, give_up = self._planner, self._clock, self._in_hand.give_up
+        waits = HostWaits(turns, planner, clock, self._spawn, give_up, self._go_on)
+        waits.show, waits.hastened = returns.show, self.lanes.hasten_row
+        self._in_hand.forgotten = waits.leave_lines
         return waits
 
     # -- lanes, opened and closed by discovery --
@@ -174,8 +182,8 @@ class Dispatcher:
         for lane in lanes:
             self._withdraw(lane)
         for lane in lanes:
-            await self._empty_buffer(lane)
-            await self._tidy(lane)
+            await self._in_hand.empty_buffer(lane)
+            await self._in_hand.tidy(lane)
         if self.waits is not None:
             await self.waits.leave_lines(run_id)
 
@@ -260,10 +268,10 @@ class Dispatcher:
             with anyio.CancelScope(shield=True):
                 for ready in (self._ready_control, self._ready):
                     while ready:
-                        await self._give_up([ready.popleft()])
+                        await self._in_hand.give_up([ready.popleft()])
                 for lane in self.lanes:
-                    await self._empty_buffer(lane)
-                    await self._give_up(self._take_turned(lane))
+                    await self._in_hand.empty_buffer(lane)
+                    await self._in_hand.give_up(self._take_turned(lane))
                 await self._policy.release()
             self._acknowledger.stop()
 
@@ -299,7 +307,7 @@ class Dispatcher:
         """Give back what has not begun, and wait for no message."""
         for lane in self.lanes:
             self._withdraw(lane)
-            self._spawn(partial(self._empty_buffer, lane))
+            self._spawn(partial(self._in_hand.empty_buffer, lane))
         self._receiver.cancel()
 
     def _note_pause(self) -> None:
@@ -312,7 +320,7 @@ class Dispatcher:
         self._let_go()
         for ready in (self._ready_control, self._ready):
             while ready:
-                self._spawn(partial(self._give_up, [ready.popleft()]))
+                self._spawn(partial(self._in_hand.give_up, [ready.popleft()]))
 
     @property
     def _begins_nothing(self) -> bool:
@@ -331,17 +339,7 @@ class Dispatcher:
         self._renewals.begin(self._keep_hidden)
 
     async def _keep_hidden(self) -> None:
-        now = self._clock.monotonic()
-        due = {
-            receipt: one
-            for receipt, one in self._working.items()
-            if not one.lane.dropped and now - one.hidden_at > self._visibility / 2
-        }
-        kept = await self._returns.keep(
-            [one.delivery for one in due.values()], seconds=self._visibility
-        )
-        for receipt in kept:
-            due[receipt].hidden_at = now
+        await self._in_hand.keep_hidden(self._clock.monotonic(), self._visibility)
 
     def tend(self) -> None:
         """Tend permits, buffers and claims that wait. The worker calls this a few times a second;
@@ -359,7 +357,7 @@ class Dispatcher:
             oldest = now - min(BUFFER_AGE, self._visibility / 3)
             for lane in self.lanes:
                 if lane.buffer and lane.buffer[0][1] <= oldest:
-                    self._spawn(partial(self._empty_buffer, lane))
+                    self._spawn(partial(self._in_hand.empty_buffer, lane))
             stale = [one for one in self._ready if one.since <= now - AHEAD_AGE]
             for lane in {one.lane for one in stale if one.held is not None}:
                 self._withdraw(lane)
@@ -370,7 +368,7 @@ class Dispatcher:
         for scope in list(lane.scopes):
             scope.cancel()
         self._withdraw(lane)
-        self._spawn(partial(self._empty_buffer, lane))
+        self._spawn(partial(self._in_hand.empty_buffer, lane))
 
     def _withdraw(self, lane: Lane) -> None:
         """Give up the claims of a lane that wait for a slot, those that are being made, and the
@@ -383,13 +381,13 @@ class Dispatcher:
         if self._turns is not None and is_over:
             self._turns.halt(lane)
         if lane.turned:
-            self._spawn(partial(self._give_up, self._take_turned(lane)))
+            self._spawn(partial(self._in_hand.give_up, self._take_turned(lane)))
         given_up = [
             one for one in self._ready if one.lane is lane and (is_over or one.held is not None)
         ]
         if given_up:
             self._ready = deque(one for one in self._ready if one not in given_up)
-            self._spawn(partial(self._give_up, given_up))
+            self._spawn(partial(self._in_hand.give_up, given_up))
 
     def _take_turned(self, lane: Lane) -> list[InHand]:
         turned, lane.turned = lane.turned, deque()
@@ -523,7 +521,7 @@ class Dispatcher:
         if received is not None:
             if received.is_missing:
                 self.queue_missing(lane.run_id)
-            await self._tidy(lane)
+            await self._in_hand.tidy(lane)
 
     async def _take_in(self, plan: Receive, received: list[Delivery], now: float) -> None:
         """Hand the messages that have permits to the slots, and put the rest into the buffer."""
@@ -534,8 +532,8 @@ class Dispatcher:
             # under way.
             if not plan.look:
                 self._planner.free(lane, min(len(received), plan.count))
-            await self._give_back(lane, received)
-            await self._tidy(lane)
+            await self._in_hand.give_back(lane, received)
+            await self._in_hand.tidy(lane)
             return
         if plan.look:
             await self._take_aside(lane, received, now)
@@ -573,11 +571,11 @@ class Dispatcher:
         """Hand a message whose host is free to the slots; hide one that has a place in its line."""
         lane = message.lane
         if lane.closed or lane.dropped or self._begins_nothing:
-            await self._give_up([message])
+            await self._in_hand.give_up([message])
         elif place is not None:
             why = message.turn.why(self._clock.monotonic()) if message.turn else None
             self._put_off(lane, Outcome(waiting=why), place)
-            await self._hide(lane, message.delivery, place)
+            await self._in_hand.hide(lane, message.delivery, place)
             await self._free(message)
         elif not message.is_kept:
             self._ready.append(message)
@@ -607,7 +605,7 @@ class Dispatcher:
         try:
             claims = await self._stages.claim([message.delivery for message in messages])
         except BaseException:
-            await self._give_up(messages)
+            await self._in_hand.give_up(messages)
             raise
         left = []
         for message, claim in zip(messages, claims, strict=True):
@@ -618,27 +616,9 @@ class Dispatcher:
                 message.held = claim
                 left.append(message)
         if lane.closed or lane.dropped or self._begins_nothing or lane.withdrawals > withdrawals:
-            await self._give_up(left)
+            await self._in_hand.give_up(left)
             return []
         return left
-
-    async def _give_up(self, messages: Sequence[InHand]) -> None:
-        """Undo the claims of messages of one lane whose work has not begun, and give the messages
-        back."""
-        with anyio.CancelScope(shield=True):
-            await self._undo(messages)
-            if messages:
-                await self._give_back(messages[0].lane, [one.delivery for one in messages])
-            for message in messages:
-                await self._free(message)
-
-    async def _undo(self, messages: Sequence[InHand]) -> None:
-        held = [one.held for one in messages if one.held is not None]
-        if held and self._stages is not None:
-            with logging_failure(_log, "claims were not undone"):
-                await self._stages.undo(held)
-        for message in messages:
-            message.held = None
 
     async def _work(self, message: InHand, scope: anyio.CancelScope) -> None:
         """Work a message in a slot: all of it, or up to an answer that is left to the finisher."""
@@ -653,9 +633,11 @@ class Dispatcher:
             if not lane.is_control and not message.permit:
                 admitted = await self._policy.admit(lane, delivery)
                 if admitted is None:
-                    await self._undo([message])
+                    await self._in_hand.undo([message])
                     now = self._clock.monotonic()
-                    await self._hide(lane, delivery, self._policy.bounce_for(lane, delivery, now))
+                    await self._in_hand.hide(
+                        lane, delivery, self._policy.bounce_for(lane, delivery, now)
+                    )
                     self._timer_wake.set()
                     return
                 message.permit = admitted
@@ -669,12 +651,12 @@ class Dispatcher:
             log_failure(_log, "the ledger did not answer", error)
             lane.not_before = self._clock.monotonic() + ERROR_PAUSE
             self._timer_wake.set()
-            await self._undo([message])
-            await self._give_back(lane, [delivery])
+            await self._in_hand.undo([message])
+            await self._in_hand.give_back(lane, [delivery])
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._undo([message])
-                await self._give_back(lane, [delivery])
+                await self._in_hand.undo([message])
+                await self._in_hand.give_back(lane, [delivery])
             raise
         finally:
             if message.held is None:
@@ -692,29 +674,6 @@ class Dispatcher:
         self._planner.leave_slot(message.lane)
         if message.turn is not None and self._turns is not None:
             self._turns.wake(message.turn)
-
-    async def _free(self, message: InHand) -> None:
-        """Have a message in hand no longer, whatever goes wrong with its permits."""
-        lane = message.lane
-        if message.slot_kept:
-            message.slot_kept = False
-            self._planner.free_reserved(lane)
-        try:
-            with logging_failure(_log, "a permit was not given back"):
-                if message.turn is not None and self._turns is not None:
-                    await self._turns.release(message.turn)
-                if message.permit:
-                    await self._policy.discharge(lane, message.permit)
-        finally:
-            if message.is_kept:
-                lane.kept -= 1
-            else:
-                self._planner.end(lane, has_slot=message.has_slot)
-                if message.turn is not None and self._turns is not None:
-                    self._turns.wake(message.turn)
-            if lane.closed:
-                with anyio.CancelScope(shield=True), logging_failure(_log, "a lane was not tidied"):
-                    await self._tidy(lane)
 
     async def _handled(self, message: InHand, scope: anyio.CancelScope) -> Outcome | Held:
         """Run a handler. One that breaks costs its own message a pause, and never the worker."""
@@ -834,10 +793,10 @@ class Dispatcher:
         try:
             await self._clock.sleep(pause)
         except BaseException:
-            await self._give_up([message])
+            await self._in_hand.give_up([message])
             raise
         if self._pause.since is not None:
-            await self._give_up([message])
+            await self._in_hand.give_up([message])
             return
         message.since = self._clock.monotonic()
         message.has_slot = True
@@ -849,7 +808,7 @@ class Dispatcher:
         lane, delivery = message.lane, message.delivery
         if outcome.hide_for is not None:
             self._put_off(lane, outcome, outcome.hide_for)
-            await self._hide(lane, delivery, outcome.hide_for)
+            await self._in_hand.hide(lane, delivery, outcome.hide_for)
             return
         self._working.pop(delivery.receipt, None)
         lane.succeed()
@@ -881,36 +840,6 @@ class Dispatcher:
         not the other way round, which would ask for a queue that is gone."""
         await self._acknowledger.finish(last.queue, last.receipt, others)
         await log_and_continue(_log, "the queue of an ended run was not dropped", drop)
-
-    async def _empty_buffer(self, lane: Lane) -> None:
-        if lane.buffer:
-            deliveries = [delivery for delivery, _ in lane.buffer]
-            lane.buffer.clear()
-            await self._give_back(lane, deliveries)
-
-    async def _hide(self, lane: Lane, delivery: Delivery, seconds: float) -> None:
-        self._working.pop(delivery.receipt, None)
-        if not lane.dropped:
-            await self._returns.hide(delivery, seconds)
-
-    async def _give_back(self, lane: Lane, deliveries: list[Delivery]) -> None:
-        """Give messages back, unless they go with their queue."""
-        for delivery in deliveries:
-            self._working.pop(delivery.receipt, None)
-        if not lane.dropped:
-            await self._returns.give_back(deliveries)
-
-    async def _tidy(self, lane: Lane) -> None:
-        """Give the idle permits of a closed lane back, and forget it after its last message."""
-        if not lane.closed or lane.is_control:
-            return
-        await self._policy.leave(lane)
-        lanes = self.lanes.of(lane.run_id)
-        if lane in lanes and all(one.idle and one.closed for one in lanes):
-            self.lanes.forget(lane.run_id)
-            if self.waits is not None:
-                # The last of its messages may have been put off since it was closed.
-                await self.waits.leave_lines(lane.run_id)
 
     # -- timers --
 
