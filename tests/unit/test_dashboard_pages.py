@@ -309,7 +309,7 @@ async def test_a_run_shows_the_hosts_whose_limits_hold_it_back(tmp_path: Path) -
         shown = (await look(api, page)).text
         assert "Its hosts hold it back" in shown
         first = (
-            r"<strong><bdi>h0.test:443</bdi></strong>: 2 tasks wait, 0 in work; <bdi>at most 1 call"
+            r"<strong><bdi>h0.test:443</bdi></strong>: 2 tasks wait, 0 claimed; <bdi>at most 1 call"
         )
         assert re.search(first, shown), shown
         assert shown.count("at most 1 call at a time, set by the server") == 10

@@ -191,7 +191,7 @@ MAKERS = {"TaskMessage", "task_message", "task_messages", "send_tasks", "has_pol
 SENDERS = {
     "dev.binding": {"has_policy"},
     "dev.queues": {"has_policy"},
-    "dev.run_queue": {"task_message"},
+    "dev.run_queue": {"TaskMessage", "task_message"},
     "handlers.task": {"TaskMessage"},
     "ports.queues": {"TaskMessage", "task_message"},
     "prod.binding": {"has_policy"},
