@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import stat
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator
@@ -422,6 +423,10 @@ class RulesFile:
         """Return the rules of the file. Raises ConveyorError(invalid_argument), whose detail names
         file, line, word and reason."""
         try:
+            if not stat.S_ISREG(self._path.stat().st_mode):
+                # A pipe may have no writer: nothing is waited for.
+                detail = f"{self._path}: is no regular file"
+                raise ConveyorError(ErrorCode.INVALID_ARGUMENT, detail)
             with open(self._path, "rb") as file:
                 document = file.read(4 * MOST_TEXT + 1)
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -352,6 +353,15 @@ async def test_a_changed_file_is_followed_and_a_wrong_one_told_once(
     for number, line in enumerate(told[:20]):
         assert line.startswith(f"{path}, line {number + 1}: word_{number}: is none of")
     assert "cannot be read" in told[-1]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_a_file_that_is_none_is_refused_and_not_waited_for(
+    make: Callable[[Path], None], gateway: RuledGateway, tmp_path: Path
+) -> None:
+    make(path := tmp_path / "gateway.toml")
+    with pytest.raises(ConveyorError, match="gateway.toml: is no regular file"):
+        RulesFile(path, gateway).start()
 
 
 async def test_a_file_that_cannot_be_read_for_an_unforeseen_reason_leaves_the_rules(
