@@ -31,9 +31,9 @@ _NEWEST = 0.2
 """Weight of the latest call in the mean time of those to its host."""
 
 
-class RuleTidings:
-    """What the hosts under one rule of the server share in this worker: none of them has a start
-    before `full_until`, and `freed` is set when a call of one ends."""
+class RuleState:
+    """The state that hosts under one rule of the server share in this worker: none of them has a
+    start before `full_until`, and `freed` is set when a call of one ends."""
 
     __slots__ = ("freed", "full_until")
 
@@ -57,7 +57,7 @@ class HostStarts:
     The latest start that was booked is at `last`. No start is booked before `ask_at`, and none
     while the host is closed, until `closed_until`, or while another booking is under way. `seconds`
     is the mean time of its calls, once `has_served`. `knocking` messages wait for the host, one
-    after the other. `tidings` are those of the server's rule.
+    after the other. `state` is that of the server's rule.
     """
 
     __slots__ = (
@@ -77,8 +77,8 @@ class HostStarts:
         "seen_at",
         "slow",
         "starts",
+        "state",
         "steps",
-        "tidings",
         "turn",
         "void_until",
     )
@@ -97,7 +97,7 @@ class HostStarts:
         self.has_served = False
         self.knocking = 0
         self.turn = anyio.Lock()
-        self.tidings = RuleTidings()
+        self.state = RuleState()
 
     def change(self, rules: tuple[HostRule, ...], steps: dict[str, float]) -> None:
         """Heed other rules. Where they space starts more widely, drop those in hand: they are

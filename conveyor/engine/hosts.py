@@ -23,7 +23,7 @@ from cachetools import LRUCache
 from conveyor.aio.concurrency import wait_or_timeout
 from conveyor.domain.hosts import HostPolicies, HostRule, HostRules, host_and_port, paces
 from conveyor.domain.model import Problem, TaskFailure, WaitReason
-from conveyor.engine.host_starts import AHEAD, LATE, HostStarts, RuleTidings
+from conveyor.engine.host_starts import AHEAD, LATE, HostStarts, RuleState
 from conveyor.engine.lanes import Lane
 from conveyor.engine.leases import JobLease
 from conveyor.ports.clock import Clock
@@ -71,7 +71,7 @@ class HostPaces:
         self._paces: LRUCache[tuple[tuple[str, ...], tuple[HostRule, ...]], HostStarts] = LRUCache(
             MOST_HOSTS
         )
-        self._tidings: LRUCache[str, RuleTidings] = LRUCache(MOST_HOSTS)
+        self._states: LRUCache[str, RuleState] = LRUCache(MOST_HOSTS)
         self._by_lane: dict[Lane, HostStarts | None] = {}
         # Lanes whose messages wait in hand for their starts, however busy the slots are.
         self.ahead: dict[Lane, None] = {}
@@ -98,12 +98,12 @@ class HostPaces:
         is_changed = pace.rules != rules
         if is_changed:
             pace.change(rules, steps)
-        tidings = self._tidings.get(rules[0].key)
-        if tidings is None:
-            tidings = self._tidings[rules[0].key] = pace.tidings
-        pace.tidings = tidings
+        state = self._states.get(rules[0].key)
+        if state is None:
+            state = self._states[rules[0].key] = pace.state
+        pace.state = state
         if is_changed:
-            tidings.full_until = -math.inf
+            state.full_until = -math.inf
         return pace
 
     def of(self, lane: Lane) -> HostStarts | None:
@@ -237,15 +237,15 @@ class HostPaces:
             pace.ask_at = now + BOOK_AGAIN * (0.5 + self._clock.random())
         step = 1 / pace.rules[0].rate if pace.rules[0].rate else 0.0
         if starts:
-            pace.tidings.full_until = starts[-1] + step - HORIZON
+            pace.state.full_until = starts[-1] + step - HORIZON
         elif now >= pace.closed_until and pace.interval <= step:
-            pace.tidings.full_until = pace.ask_at
+            pace.state.full_until = pace.ask_at
         return starts if pace.rules is rules else []
 
     def may_ask(self, pace: HostStarts, now: float) -> bool:
         """Tell whether there may be a start for a message of a host, though others may share its
         starts."""
-        return bool(pace.starts) or (now >= pace.tidings.full_until and pace.may_ask(now))
+        return bool(pace.starts) or (now >= pace.state.full_until and pace.may_ask(now))
 
     def put_back(self, lane: Lane, starts: Sequence[float]) -> None:
         """Have starts in hand again for which no message came."""
@@ -525,7 +525,7 @@ class MessageTurns(HostTurns):
             if self._clock.monotonic() >= until:
                 return await self._place(turn, pace)
             again = ASK_AGAIN * (0.5 + self._clock.random())
-            await wait_or_timeout(pace.tidings.freed, self._clock, again)
+            await wait_or_timeout(pace.state.freed, self._clock, again)
         return None
 
     async def _take_permits(self, turn: Turn, leases: tuple[JobLease, ...]) -> bool:
@@ -599,7 +599,7 @@ class MessageTurns(HostTurns):
     def wake(self, turn: Turn) -> None:
         """Let messages that wait for a permit look again: that of another is free."""
         if turn.pace is not None:
-            turn.pace.tidings.wake()
+            turn.pace.state.wake()
 
     # -- messages in slots --
 
