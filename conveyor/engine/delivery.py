@@ -192,7 +192,7 @@ class MessagesInHand:
         try:
             with logging_failure(_log, "a permit was not given back"):
                 if message.turn is not None and self._turns is not None:
-                    await self._turns.release(message.turn)
+                    await self._turns.free(message.turn)
                 if message.permit:
                     await self._policy.discharge(lane, message.permit)
         finally:

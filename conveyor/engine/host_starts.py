@@ -156,8 +156,9 @@ class HostStarts:
             self.starts = deque(sorted((*self.starts, start)))
 
     def pop(self, now: float) -> float | None:
-        """Take a spaced start that is in hand; None if there is none."""
-        if not self.interval or not self.usable(now):
+        """Take the next spaced start that is in hand; None if there is none."""
+        self.lapse(now)
+        if not self.interval or now < self.closed_until:
             return None
         while self.starts and self.starts[0] < now:
             self.starts.popleft()

@@ -494,6 +494,8 @@ class MessageTurns(HostTurns):
     async def _stand(self, turn: Turn, pace: HostStarts, until: float) -> float | None:
         """Wait at a host for permits and a start, or until the rules change."""
         most = _room_in_hand(turn.lane, pace.spacing) if until == math.inf else 0
+        # Those that others gave up are in hand.
+        most = max(most, len(pace.starts) if pace.interval else 0)
         if pace.knocking >= most and pace.knocking * pace.spacing > PATIENCE:
             return await self._place(turn, pace)
         leases = self._permits.guest_leases(pace.rules)
@@ -580,6 +582,16 @@ class MessageTurns(HostTurns):
         """Return the seconds between two calls of a host as fast as the rules allow now."""
         pace = self._paces.under(turn.lane, turn.host)
         return 0.0 if pace is None else pace.spacing
+
+    async def free(self, turn: Turn) -> None:
+        """Let others have the start and the permits of a message that is in hand no more."""
+        start, turn.start, pace = turn.start, None, turn.pace
+        if start is not None and pace is not None:
+            is_good = start > pace.void_until and not pace.is_stale(start, turn.booked_at)
+            if is_good:
+                pace.keep(start)
+                self.wake(turn)
+        await self.release(turn)
 
     async def release(self, turn: Turn) -> None:
         """Give the permits of a message back, if it holds some of its own."""

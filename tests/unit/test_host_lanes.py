@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from itertools import pairwise
 from random import Random
 
 import anyio
@@ -748,3 +749,22 @@ async def test_messages_that_are_hidden_behind_those_of_a_closed_run_close_up(wo
         await bench.clock.advance(15.0)
         done = set(bench.tasks.done)
         assert sum(task in done for _, task in bench.rows["b"]) == 50
+
+
+@pytest.mark.parametrize("lanes", [(A,), ()], ids=["host lane", "run queue"])
+async def test_the_starts_of_a_run_that_is_halted_are_for_the_next_run(
+    lanes: tuple[str, ...],
+) -> None:
+    for moment in (1.2, 4.8, 6.4):  # after a start, before the next, and in between
+        bench = world(rate=0.2)
+        async with bench.running():
+            await bench.submit("a", 20, hosts=(A,), lanes=lanes)
+            await bench.clock.advance(20.0 + moment)
+            await bench.dispatcher.close_lane("a")
+            await bench.submit("b", 20, hosts=(A,))
+            await bench.clock.advance(42.0)
+            gaps = [later - one for one, later in pairwise(starts_of(bench))]
+            assert min(gaps) >= 4.9
+            # The first of a new line has its place one start later than there might be one.
+            assert len([gap for gap in gaps if gap > 5.6]) <= 1
+            assert max(gaps) <= 10.6
