@@ -174,6 +174,8 @@ class Dispatcher:
     def open_lane(self, run: DispatchableRun) -> None:
         """Poll the open queue of a run that may have work, at once."""
         self.lanes.open(run)
+        if self.waits is not None:
+            self.waits.reopen(run.run_id)
         self._wake_one()
 
     async def close_lane(self, run_id: str) -> None:

@@ -34,12 +34,13 @@ _log = logging.getLogger("conveyor.engine")
 @dataclass(frozen=True, slots=True)
 class _Hidden:
     """A message that is hidden until its place in the line of its host comes at `due`, where calls
-    were `spacing` seconds apart then."""
+    were `spacing` seconds apart then. One of a run that was paused since `has_left` the line."""
 
     delivery: Delivery
     turn: Turn
     due: float
     spacing: float
+    has_left: bool = False
 
 
 async def _show_none(_deliveries: Sequence[Delivery], _seconds: float) -> None:
@@ -118,17 +119,40 @@ class HostWaits:
         ahead, left = Counter[str](), Counter[str]()
         sooner: dict[str, _Hidden] = {}
         for receipt, one in sorted(self._hidden.items(), key=lambda item: item[1].due):
-            if one.due <= now:
+            if one.due <= now or one.has_left:
                 continue
             line, run = one.turn.line, one.turn.lane.run_id
             ahead[line] += 1
             if run == run_id:
-                del self._hidden[receipt]
+                self._hidden[receipt] = replace(one, has_left=True)
                 continue
             left[line] += 1
             if left[line] < ahead[line]:
                 seconds = int((one.due - now) * left[line] / ahead[line])
                 sooner[receipt] = replace(one, due=now + seconds)
+        await self._bring_forward(sooner, now)
+
+    def reopen(self, run_id: str) -> None:
+        """Let the hidden messages of a run that was paused come again, as if nobody else were in
+        the lines that they have left. This never waits."""
+        if any(one.has_left and one.turn.lane.run_id == run_id for one in self._hidden.values()):
+            self._spawn(partial(self._line_up_again, run_id))
+
+    async def _line_up_again(self, run_id: str) -> None:
+        now = self._clock.monotonic()
+        before = Counter[str]()
+        sooner: dict[str, _Hidden] = {}
+        for receipt, one in sorted(self._hidden.items(), key=lambda item: item[1].due):
+            if one.due <= now or not one.has_left or one.turn.lane.run_id != run_id:
+                continue
+            spacing, line = self._turns.spacing(one.turn), one.turn.line
+            due = min(one.due, now + int(before[line] * spacing))
+            before[line] += 1
+            again = replace(one, due=due, spacing=spacing, has_left=False)
+            if due < one.due:
+                sooner[receipt] = again
+            else:
+                self._hidden[receipt] = again
         await self._bring_forward(sooner, now)
 
     def tend(self) -> None:
@@ -145,13 +169,12 @@ class HostWaits:
             sooner: dict[str, _Hidden] = {}
             left: dict[str, set[str]] = {}
             for receipt, one in list(self._hidden.items()):
-                lane, left_for = one.turn.lane, one.due - now
-                spacing = self._turns.spacing(one.turn)
-                if left_for <= 0 or lane.closed or lane.dropped:
+                left_for, spacing = one.due - now, self._turns.spacing(one.turn)
+                if left_for <= 0:
                     del self._hidden[receipt]
-                elif spacing < one.spacing:
+                elif spacing < one.spacing and not one.has_left:
                     seconds = int(left_for * spacing / one.spacing)
-                    left.setdefault(lane.run_id, set()).add(one.turn.line)
+                    left.setdefault(one.turn.lane.run_id, set()).add(one.turn.line)
                     sooner[receipt] = replace(one, due=now + seconds, spacing=spacing)
             await self._bring_forward(sooner, now)
             for run_id, lines in left.items():

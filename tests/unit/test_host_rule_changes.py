@@ -172,3 +172,42 @@ async def test_hidden_messages_come_sooner_once_their_host_may_be_called_more_of
         await bench.submit("b", 20, hosts=(A,))
         await bench.clock.advance(4.0)
         assert len(bench.tasks.done) == 110, "none stands behind places that nobody waits for"
+
+
+async def test_a_run_that_was_paused_comes_sooner_once_its_host_may_be_called_more_often() -> None:
+    for changes_first in (True, False):
+        bench = world(rate=0.1, seconds=0.1)
+        (member,) = bench.members
+        async with bench.running():
+            run = await bench.submit("a", 90, hosts=(A,))
+            await bench.clock.advance(14.0)
+            await member.dispatcher.close_lane("a")
+            await bench.clock.advance(5.0)
+            if changes_first:
+                bench.limits = HostRules(rate=50.0)
+                await bench.clock.advance(2.0)
+            member.dispatcher.open_lane(run)
+            await bench.clock.advance(2.0)
+            bench.limits = HostRules(rate=50.0)
+            await bench.clock.advance(25.0)
+            assert len(bench.tasks.done) == 90
+
+
+async def test_a_run_that_was_paused_does_not_stand_behind_one_that_was_stopped() -> None:
+    bench = world(rate=2.0, seconds=0.1)
+    bench.queues._window = 10_000
+    (member,) = bench.members
+    async with bench.running():
+        await bench.submit("a", 900, hosts=(A,))
+        await bench.clock.advance(2.0)
+        run = await bench.submit("b", 20, hosts=(A,))
+        await bench.clock.advance(5.0)
+        await member.dispatcher.close_lane("b")
+        await bench.clock.advance(3.0)
+        await member.dispatcher.close_lane("a")
+        await bench.clock.advance(3.0)
+        member.dispatcher.open_lane(run)
+        await bench.clock.advance(20.0)
+        done = set(bench.tasks.done)
+        assert sum(task in done for _, task in bench.rows["b"]) == 20
+        assert bench.received() <= 3 * 920
