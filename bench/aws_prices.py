@@ -14,7 +14,7 @@ from bench.aws_fleet import Used, Watched, watched
 from bench.aws_job import used
 from bench.harness import Figure, Options, Row, wait_until
 
-ROUNDS, MOST_TASKS = 40, 4_000
+ROUNDS, MOST_TASKS = 10, 1_000
 """Tasks of a workload: so many for each slot, but not more than these."""
 SECONDS = 2.4
 BODY = 8_192
