@@ -82,10 +82,12 @@ class HostWaits:
         """Let those of the messages wait that came in one lane and whose host is not free; return
         the others. Those of one host have `starts`, unless they were found by a look. After an
         error those that do not wait are given up."""
+        if not messages:
+            return messages
         left: list[InHand] = []
         try:
-            lane = messages[0].lane if messages else None
-            if lane is None or not (lane.host or self._turns.policies.hold(lane.politeness)):
+            lane = messages[0].lane
+            if not lane.host and not self._turns.policies.hold(lane.politeness):
                 return messages
             for message, start in zip_longest(messages, starts[: len(messages)]):
                 message.turn = self._turns.turn_of(

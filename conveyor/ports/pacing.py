@@ -67,7 +67,8 @@ class Pacing(Protocol):
         ...
 
     async def leave(self, run: str, hosts: Sequence[str]) -> None:
-        """Let others have the places that this run has in the lines of hosts."""
+        """Let others have the places that this run has in the lines of hosts. Raises
+        ConveyorError(unavailable)."""
         ...
 
     async def close(self, host: str, seconds: float) -> None:
