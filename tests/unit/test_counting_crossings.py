@@ -24,6 +24,7 @@ from conveyor.prod.dynamodb.counter_sums import (
     new_process_item,
     process_item_key,
 )
+from conveyor.prod.dynamodb.counters import LATE
 from conveyor.prod.dynamodb.recount import fold_items, recount_at
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunRow
 from conveyor.prod.dynamodb.tasks import DynamoTasks
@@ -411,6 +412,28 @@ def test_looks_are_kept_apart_by_the_bytes_that_they_read() -> None:
     in_virtual_time(test)
 
 
+def test_a_look_that_is_put_off_for_long_does_not_put_off_a_flush() -> None:
+    async def test(time: VirtualTime) -> None:
+        fleet = fleet_of(time, 8, max_inflight=400)
+        for number in range(110):
+            key = process_item_key(RUN_ID, 1, 0, f"other-{number}")
+            fleet.put(key, new_process_item(1, crowd(number)))
+        key = fleet.place.key
+        fleet.table.items[key.pk, key.sk]["total"] = {"N": "100000"}
+        one, _ = fleet.process("one")
+        # Each leaves the process without a claim: it looks, and is to look again.
+        for index in range(5):
+            await settle(fleet, one, index, await claim(fleet, one, index))
+        claims = [await claim(fleet, one, index) for index in range(5, 8)]
+        before = (await read(fleet)).run.stats.successful
+        for index in (5, 6):
+            await settle(fleet, one, index, claims[index - 5])
+        await time.sleep(LATE + 0.5)
+        assert (await read(fleet)).run.stats.successful == before + 2
+
+    in_virtual_time(test)
+
+
 def test_spend_that_comes_after_the_end_goes_on_the_row_of_the_run() -> None:
     async def test(time: VirtualTime) -> None:
         fleet = fleet_of(time, 12)
@@ -426,6 +449,8 @@ def test_spend_that_comes_after_the_end_goes_on_the_row_of_the_run() -> None:
             await time.sleep(10.0)
             assert await fleet.work(one, "one", index)
         tried, lost = await claim(fleet, one, 10), await claim(fleet, one, 11)
+        # A settlement that comes now does not wait for the flush after the last one.
+        await time.sleep(LATE)
         broken.append(True)
         with pytest.raises(ConveyorError):
             await give_back(fleet, one, 10, tried)

@@ -3,17 +3,20 @@ writes, and ended once, by the process that was the last."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import anyio
 import pytest
 
 from conveyor.domain.model import RunStatus, Spend
 from conveyor.prod.dynamodb import recount as recounting
+from conveyor.prod.dynamodb.counters import LATE
 from conveyor.prod.dynamodb.recount import fold_items, recount_at
 from conveyor.simulation.loop import VirtualTime, run
 from tests.memory_table import READ_UNITS, WRITE_UNITS, MemoryTable
-from tests.unit.counting_fleet import CLAIM, JOB_ID, RUN_ID, Fleet, Weather
+from tests.unit.counting_fleet import CLAIM, GATEWAY, JOB_ID, RUN_ID, Fleet, Weather
 
 pytestmark = pytest.mark.slow
 
@@ -198,6 +201,122 @@ def test_recounts_and_folds_that_cross_flushes_and_reads_lose_nothing(
         assert folded[0] > 0
         assert recounted[0] > 0
         await time.sleep(60.0)
+        await exact(fleet)
+
+    in_virtual_time(test)
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The course of a run in one process that works it in so many slots at all times: the units
+    that its counters took a task, the longest that an ended row was not counted, and the seconds
+    from the last row's end to that of the run."""
+
+    units: float
+    lag: float
+    end: float
+
+
+async def steady(fleet: Fleet, slots: int) -> Steady:
+    """Work a run in one process and watch how its counters follow its rows."""
+    tasks, _ = fleet.process("one")
+    share, lags, ends = iter(range(fleet.tasks)), [0.0], [0.0]
+    records, time = fleet.records(), fleet.time
+    history: deque[tuple[float, int]] = deque()
+
+    async def slot() -> None:
+        await time.sleep(GATEWAY * fleet.table.random.random())
+        for index in share:
+            assert await fleet.work(tasks, "one", index)
+
+    async def watch() -> None:
+        while fleet.status() == "running":
+            history.append((time.seconds(), sum(fleet.rows())))
+            row = await records.read_at(fleet.place)
+            assert row is not None
+            while history and history[0][1] <= row.run.stats.completed:
+                history.popleft()
+            if history:
+                lags.append(time.seconds() - history[0][0])
+                ends[0] = time.seconds() if history[-1][1] < fleet.tasks else ends[0]
+            await time.sleep(0.1)
+        ends.append(time.seconds())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        for _ in range(slots):
+            group.start_soon(slot)
+    written = sum(
+        units
+        for (kind, key, _), units in fleet.table.units.items()
+        if kind == "w" and key.startswith(f"Count#{RUN_ID}")
+    )
+    return Steady(written / fleet.tasks, max(lags), ends[-1] - ends[0])
+
+
+@pytest.mark.parametrize(("slots", "tasks", "most"), [(5, 300, 0.2), (50, 1_500, 0.06)])
+def test_a_process_that_ends_few_tasks_of_a_run_a_second_seldom_counts_them(
+    slots: int, tasks: int, most: float
+) -> None:
+    """Nor does a settlement wait for that, and the end of the run comes at once."""
+
+    async def test(time: VirtualTime) -> None:
+        fleet = fleet_of(time, tasks)
+        course = await steady(fleet, slots)
+        await exact(fleet)
+        assert course.units <= most
+        assert course.lag <= LATE + 0.3
+        assert course.end <= 0.5
+        assert max(fleet.waits) < 0.5
+
+    in_virtual_time(test)
+
+
+def test_a_stop_counts_at_once_what_was_put_off() -> None:
+    async def test(time: VirtualTime) -> None:
+        fleet = fleet_of(time, 12)
+        tasks, _ = fleet.process("one")
+        async with anyio.create_task_group() as group:
+            for index in range(12):
+                group.start_soon(fleet.work, tasks, "one", index)
+            while sum(fleet.rows()) < 6:
+                await time.sleep(0.01)
+            row = await fleet.records().read_at(fleet.place)
+            assert row is not None
+            assert row.run.stats.completed < 6
+            began, ended = time.seconds(), sum(fleet.rows())
+            await tasks.aclose()
+            assert time.seconds() - began < 0.1
+            row = await fleet.records().read_at(fleet.place)
+            assert row is not None
+            assert row.run.stats.completed >= ended
+
+    in_virtual_time(test)
+
+
+def test_what_a_process_had_put_off_when_it_was_killed_is_counted_by_a_recount() -> None:
+    async def test(time: VirtualTime) -> None:
+        fleet = fleet_of(time, 12)
+        dead, seam = fleet.process("dead")
+        one, _ = fleet.process("one")
+        async with anyio.create_task_group() as group:
+            for index in range(6):
+                group.start_soon(fleet.work, dead, "dead", index)
+            while sum(fleet.rows()) < 4:
+                await time.sleep(0.01)
+            # Answered, and so acknowledged: no message tells of them any more.
+            assert len(fleet.waits) >= 3
+            seam.frozen = anyio.Event()
+            group.cancel_scope.cancel()
+        await time.sleep(CLAIM / 1_000 + 1)
+        for index in range(12):
+            if not fleet.is_ended(index):
+                assert await fleet.work(one, "one", index)
+        row = await fleet.records().read_at(fleet.place)
+        assert row is not None
+        assert row.run.stats.completed < 12 == sum(fleet.rows())
+        assert row.run.status is RunStatus.RUNNING
+        assert (await recount_at(fleet.records(), fleet.place, now=fleet.clock.now())).done
         await exact(fleet)
 
     in_virtual_time(test)

@@ -5,6 +5,10 @@ with all that it has counted in the run, together with the settlements that come
 values are absolute and carry a number that grows, so no answer has to be known: the next flush says
 it all again. Each settlement has the epoch known before its row moved.
 
+**Late flushes.** A flush is put off for LATE seconds after the one before while this process has a
+claim in the run, unless many settlements wait. Those that are put off are answered at once: the
+rows hold them, and if this process dies a recount finds them.
+
 **Items.** An item is opened only while the run has that epoch and no recount has begun. If a
 recount closes it, the process drops what the item lacks, since the recount may have counted it, and
 has the run recounted; where the recount counted nothing, it goes on in the next epoch with what the
@@ -33,6 +37,7 @@ from conveyor.domain.backoff import Backoff
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.failure_groups import MOST_GROUPS, MOST_SAMPLES
 from conveyor.domain.model import RunStatus
+from conveyor.domain.states import LIVE_RUN_STATES
 from conveyor.domain.task_rules import RunDelta
 from conveyor.ports.tasks import Settled
 from conveyor.prod.aws.calls import AwsRefused
@@ -70,6 +75,10 @@ RECOUNT_PAUSE = 0.5
 RECOUNT_LOOKS = 20
 """Looks after which a recount under way counts as cut off, and this process takes it over."""
 
+LATE = 3.0
+"""Seconds by which counters may follow the rows while tasks of the run are in work here."""
+MOST_LATE = 32
+"""Settlements that are not put off any longer."""
 WRITES_PER_PART = 500
 """Units a second that the flushes of all processes together take of one partition: half of what it
 has."""
@@ -101,6 +110,11 @@ class _PendingDelta:
     epoch: int
     answer: asyncio.Future[Settled]
     is_noted: bool = False
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while its caller waits for it to be counted."""
+        return not self.answer.done()
 
     @property
     def counted(self) -> CountedDelta:
@@ -157,7 +171,8 @@ class _RunCounters:
 
     `row` is the latest one seen, `pending` waits for a flush, `sent` was in one that is not
     answered, `written` is in the item and waits for its answer or a look, `dropped` for a recount.
-    `claims` has when the claims of this process lapse, by task.
+    `claims` has when the claims of this process lapse, by task. `puts_off` is True while the flush
+    is put off.
     """
 
     place: RunPlace
@@ -175,12 +190,18 @@ class _RunCounters:
     failures: int = 0
     retry_at: float = float("-inf")
     worker: asyncio.Task[None] | None = None
+    puts_off: bool = False
     wake: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def epoch(self) -> int | None:
         """The latest epoch seen."""
         return None if self.row is None else self.row.counter_epoch
+
+    @property
+    def status(self) -> RunStatus | None:
+        """The latest status seen."""
+        return None if self.row is None else self.row.run.status
 
     @property
     def processes(self) -> int:
@@ -253,12 +274,18 @@ class Counters:
         if run is None:
             return
         run.claims.pop(task_id, None)
-        if not counts and run.looks.has_flushed and not self._works(run):
+        if counts or self._has_claim(run):
+            return
+        if run.pending:
+            # It looks after the flush.
+            run.wake.set()
+        elif run.looks.has_flushed and not self._works(run):
             self._call_for_look(run)
             self._start(run)
 
     async def add(self, place: RunPlace, task_id: str, delta: RunDelta, *, epoch: int) -> Settled:
-        """Count a task's row that has changed; return once an item of the run holds it.
+        """Count a task's row that has changed; return once an item of the run holds it, or at once
+        if that is put off.
 
         Not applied if the run is deleted. Raises ConveyorError(unavailable) if it could not be
         written yet; this process keeps trying until it succeeds or ends. A cancelled caller changes
@@ -271,7 +298,10 @@ class Counters:
         answer = asyncio.get_running_loop().create_future()
         waiting = _PendingDelta(delta, failure, epoch, answer)
         run.pending.append(waiting)
-        self._start(run)
+        if self._flush_due(run, asks=waiting) > self._clock.monotonic():
+            answer.set_result(Settled(applied=True, run_status=run.status))
+        if waiting.is_awaited or not run.puts_off:
+            self._start(run)
         return await waiting.answer
 
     def mark_counters_uncertain(self, place: RunPlace) -> None:
@@ -312,6 +342,27 @@ class Counters:
             del run.claims[task_id]
         return bool(run.claims)
 
+    def _has_claim(self, run: _RunCounters) -> bool:
+        """Tell whether this process has a live claim in a run."""
+        now = self._clock.now()
+        return any(until > now for until in run.claims.values())
+
+    def _flush_due(self, run: _RunCounters, *, asks: _PendingDelta | None = None) -> float:
+        """Return until when the next flush is put off. It is not where it may show the end of the
+        run, where the last one failed, or where somebody waits for it, other than the one that
+        asks."""
+        is_prompt = (
+            self._interval <= 0
+            or self._closing
+            or run.failures > 0
+            or run.recount_due
+            or run.status not in LIVE_RUN_STATES
+            or len(run.pending) >= MOST_LATE
+            or any(one is not asks and one.is_awaited for one in run.pending)
+            or not self._has_claim(run)
+        )
+        return float("-inf") if is_prompt else run.began + LATE
+
     def _start(self, run: _RunCounters) -> None:
         if run.worker is None:
             run.worker = asyncio.create_task(self._work(run))
@@ -331,7 +382,7 @@ class Counters:
                     # Until it is time to try again, or for something new.
                     await wait_or_timeout(run.wake, self._clock, self._rest(run))
         finally:
-            run.worker = None
+            run.worker, run.puts_off = None, False
 
     def _rest(self, run: _RunCounters) -> float:
         """Return the seconds until there is something to do."""
@@ -386,13 +437,16 @@ class Counters:
         if refreshes or (looks.is_due and (now >= looks.next_at or _is_complete(run))):
             await self._look(run)
         else:
-            status = None if run.row is None else run.row.run.status
             written, run.written = run.written, []
-            _resolve(written, Settled(applied=True, run_status=status))
+            _resolve(written, Settled(applied=True, run_status=run.status))
 
     async def _keep_apart(self, run: _RunCounters) -> None:
         """Wait until the next flush may begin: the more processes count, and the more each of them
         writes, the longer."""
+        while (due := self._flush_due(run)) > self._clock.monotonic():
+            run.wake, run.puts_off = anyio.Event(), True
+            await wait_or_timeout(run.wake, self._clock, due - self._clock.monotonic())
+        run.puts_off = False
         if self._interval <= 0 or self._closing:
             return
         parts = 1 if run.row is None else run.row.parts
@@ -595,8 +649,7 @@ class Counters:
                 if not after.live:
                     after = await self._records.keep_sum(run.place)
         except BaseException:
-            known = None if run.row is None else run.row.run.status
-            _resolve(run.written, Settled(applied=True, run_status=known))
+            _resolve(run.written, Settled(applied=True, run_status=run.status))
             run.written = []
             pause = RETRIES.spread(run.failures + 1, self._clock.random())
             looks.next_at = self._clock.monotonic() + pause
@@ -709,9 +762,9 @@ def _resolve(parts: Sequence[_PendingDelta], settled: Settled) -> None:
 def _resolve_in_order(
     parts: Sequence[_PendingDelta], *, before: RunStatus, after: RunStatus
 ) -> None:
-    """Answer as if each delta had been counted alone: the last one that ended a task changed the
-    status."""
-    last = [part for part in parts if part.delta.ends_task][-1:]
+    """Answer as if each delta had been counted alone: of those that wait, the last one that ended a
+    task changed the status."""
+    last = [part for part in parts if part.delta.ends_task and part.is_awaited][-1:]
     _resolve(last, Settled(applied=True, run_status=after))
     _resolve(parts, Settled(applied=True, run_status=before))
 
@@ -719,8 +772,7 @@ def _resolve_in_order(
 def _fail_waiters(run: _RunCounters, error: Exception) -> None:
     """Fail the waiters. What was sent is sent again, because it may not have been written; what is
     written is applied, and only waits for a look."""
-    status = None if run.row is None else run.row.run.status
-    _resolve(run.written, Settled(applied=True, run_status=status))
+    _resolve(run.written, Settled(applied=True, run_status=run.status))
     if not isinstance(error, ConveyorError):
         _log.error("counters cannot be written", exc_info=error)
         error = ConveyorError(ErrorCode.UNAVAILABLE, "counters cannot be written", retry_after=5)
