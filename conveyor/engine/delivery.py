@@ -218,9 +218,10 @@ class MessagesInHand:
             await self.forgotten(lane.run_id)
 
 
-LINGER = 1.0
+LINGER = 3.0
 """Seconds that an acknowledgement waits for others, because a batch costs one call: ten runs that
-share 50 slots end two tasks a second each."""
+share 50 slots end two tasks a second each. A message that comes again meanwhile costs one look at
+its row."""
 
 
 class AckBatcher:

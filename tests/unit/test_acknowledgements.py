@@ -70,6 +70,21 @@ async def test_acknowledgements_that_come_slowly_share_a_call() -> None:
         batcher.stop()
 
 
+async def test_ten_slow_runs_cost_a_sixth_of_a_call_a_task() -> None:
+    queues, clock = Deleted(), FakeClock()
+    batcher = AckBatcher(cast(Queues, cast(Any, queues)), clock)
+    async with anyio.create_task_group() as group:
+        group.start_soon(batcher.run)
+        for moment in range(120):
+            for run in range(10):
+                await batcher.add(f"run-{run}", f"{run}/{moment}")
+            await clock.advance(0.5)
+        batcher.stop()
+
+    assert len(queues.receipts) == 1_200
+    assert len(queues.batches) <= 1_200 / 6
+
+
 async def test_a_stop_does_not_wait_for_more_acknowledgements() -> None:
     queues, clock = Deleted(), FakeClock()
     batcher = AckBatcher(cast(Queues, cast(Any, queues)), clock)
