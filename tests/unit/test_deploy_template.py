@@ -224,6 +224,15 @@ def test_a_file_of_settings_is_named_as_ecs_wants_it(
     assert (re.fullmatch(pattern, arn) is not None) is is_taken
 
 
+FARGATE_SIZES = {
+    "256": (512, 2_048),
+    "512": (1_024, 4_096),
+    "1024": (2_048, 8_192),
+    "2048": (4_096, 16_384),
+}
+"""The least and the most MiB of memory that Fargate has for so many units of CPU."""
+
+
 def test_every_size_of_a_worker_has_room_for_its_slots(
     template: dict[str, Any], resources: dict[str, Any]
 ) -> None:
@@ -236,9 +245,13 @@ def test_every_size_of_a_worker_has_room_for_its_slots(
     assert list(sizes) == template["Parameters"]["WorkerSize"]["AllowedValues"]
     for what in ("Cpu", "Memory"):
         assert worker[what] == {"Fn::FindInMap": ["WorkerSizes", {"Ref": "WorkerSize"}, what]}
+    bears = {name: 0.6 * int(size["Cpu"]) / 1024 / 0.0032 * 2.4 for name, size in sizes.items()}
+    assert bears.pop("quarter") >= 100
+    assert min(bears.values()) >= slots
     for size in sizes.values():
-        assert slots / 2.4 * 0.0032 <= 0.6 * int(size["Cpu"]) / 1024
         assert int(size["Memory"]) * 1024 * 1024 / 2 >= HEAD_MEMORY
+        least, most = FARGATE_SIZES[size["Cpu"]]
+        assert least <= int(size["Memory"]) <= most
 
 
 def test_a_file_of_a_million_tasks_is_taken(template: dict[str, Any]) -> None:
