@@ -16,6 +16,7 @@ from conveyor.client.progress import ProgressView
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
+from conveyor.domain.run_waits import RunWaitReason
 
 FIRST_INTERVAL = 0.05
 LAST_INTERVAL = 1.0
@@ -25,6 +26,9 @@ SEARCHED_PAGES = 50
 """Pages of unfinished rows that are searched for calls in flight."""
 OPENING_SECONDS = 5.0
 """Within which a stream tells something at first, unless a proxy holds it back."""
+_AWAY = frozenset(
+    {RunWaitReason.NO_WORKER, RunWaitReason.BODIES_NOT_KEPT, RunWaitReason.GATEWAY_THROTTLED}
+)
 SILENT_FOR = 10.0
 """Seconds that a run waits for something that never answered, until that is told."""
 
@@ -205,6 +209,16 @@ class _Unheard:
                 f"warning: {printable(outage.detail)}, and it never answered since the server "
                 "started; the run waits for it"
             )
+
+
+def reason_of_outage(run: RunReply) -> str:
+    """Say what a run waits for that all its work needs, and that is away; "" if nothing is."""
+    if run.outage is not None:
+        return printable(run.outage.detail or f"the {run.outage.shared} is away")
+    if run.waiting is not None and run.waiting.reason in _AWAY:
+        # In production a process of the API has no worker that could tell of an outage.
+        return printable(run.waiting.detail or run.waiting.reason)
+    return ""
 
 
 async def latest_run(api: Api, job_id: str, *, server: str | None = None) -> RunReply:
