@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
+import click
 import pytest
 
+from conveyor.cli.completion import SUGGESTED_JOBS, suggest_jobs
 from conveyor.client.commands import FIRST_CALL, ServerTarget, Terminal, submit_tasks
 from conveyor.client.errors import ClientError
 from conveyor.client.inputs import SourcedTask
@@ -175,3 +177,24 @@ async def test_a_submit_to_a_terminal_waits_for_the_first_call(
         assert await submit_tasks(target, Terminal(), tasks, JobOptions()) == 0
     assert pace.slept == [FIRST_CALL]
     assert capsys.readouterr().err == ""
+
+
+def suggested(origin: str, word: str) -> list[str]:
+    command = click.Command("watch")
+    context = click.Context(command)
+    context.params = {"server": origin, "api_key": KEY}
+    return [item.value for item in suggest_jobs(context, click.Argument(["job"]), word)]
+
+
+def test_a_shell_completes_an_old_job_as_a_command_finds_it() -> None:
+    newer = [f"01M8M3{number:020}" for number in range(99, -1, -1)]
+    with scripted(listing(newer, "more"), listing(IDS[1:])) as server:
+        assert suggested(server.origin, "01M8M0") == [IDS[2]]
+        assert len(server.told) == 2
+
+
+def test_a_shell_is_offered_the_newest_jobs_and_as_many_as_it_shows() -> None:
+    newer = [f"01M8M3{number:020}" for number in range(99, -1, -1)]
+    with scripted(listing(newer, "more"), listing(IDS[1:])) as server:
+        assert suggested(server.origin, "") == ["last", *newer[:SUGGESTED_JOBS]]
+        assert len(server.told) == 1
