@@ -38,7 +38,6 @@ from conveyor.client.output import (
     count,
     mask_credentials,
     printable,
-    shorten,
 )
 from conveyor.client.program import FAILED, INCOMPLETE, SUCCEEDED
 from conveyor.client.progress import describe, meter_for, view_for

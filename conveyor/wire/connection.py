@@ -75,8 +75,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     `on_idle` is called when an answer has ended and the connection may carry another request,
     `on_lost` once when it is gone. `idle_since` is the loop's time at the end of the last answer;
-    None before the first, unless it rested. `has_sent` tells whether the current request has gone out, `has_answered`
-    whether a byte of an answer to it has come, `error` why the connection was dropped.
+    None before the first, unless it rested. `has_sent` tells whether the current request has gone
+    out, `has_answered` whether a byte of an answer to it has come, `error` why the connection was
+    dropped.
     """
 
     __slots__ = (
@@ -231,7 +232,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self.is_open() and self._input.is_silent()
 
     def rest(self) -> None:
-        """Be idle without having carried a request; a connection that broke meanwhile is dropped."""
+        """Be idle without having carried a request; drop a connection that broke meanwhile."""
         if self.is_usable():
             self.idle_since = self._loop.time()
             self.on_idle(self)

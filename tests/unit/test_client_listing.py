@@ -232,9 +232,7 @@ def test_a_job_off_a_terminal_is_written_in_full() -> None:
 
 
 def test_a_job_whose_tasks_failed_keeps_its_numbers_in_80_columns() -> None:
-    assert jobs_header(80) == (
-        "job                         UTC          state       tasks, name"
-    )
+    assert jobs_header(80) == ("job                         UTC          state       tasks, name")
     assert job_line(job(20, 3, name="books"), 80) == (
         "01M8MEDFTGV7KEBCT8GZ4BZHEA  11-30 17:05  completed   20/20 done, 3 failed  books"
     )
