@@ -19,7 +19,7 @@ from conveyor.client.api import Api, ClientClock, connect
 from conveyor.client.directory import Destination
 from conveyor.client.download import Downloads, download
 from conveyor.client.errors import ClientError, ServerRefused
-from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.inputs import OpenInput, SourcedTask, hints_about
 from conveyor.client.jobs import find_job, find_jobs, is_id, newest_jobs
 from conveyor.client.listing import (
     FAILURES_HEADER,
@@ -211,6 +211,7 @@ async def make_job(
 ) -> SubmitReply:
     """Create a job; print its id, what was left out, and what was ignored."""
     terminal.farewell = "interrupted before the job was whole"
+    hints: list[str] = []
     if isinstance(tasks, OpenInput):
         with meter_for(sys.stderr, api.pace) as meter:
             reply = await submit_file(api, tasks, options, meter, idempotency_key=idempotency_key)
@@ -218,7 +219,7 @@ async def make_job(
         skipped = reply.skipped_tasks
     else:
         tasks, lines = sifted(tasks, options)
-        skipped, whole = len(lines), len(tasks)
+        skipped, whole, hints = len(lines), len(tasks), hints_about(tasks)
 
         def sent(number: int) -> None:
             if number < whole:
@@ -227,7 +228,7 @@ async def make_job(
         reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
         lines += [line_of(bad, tasks) for bad in reply.invalid_tasks]
         skipped += reply.skipped_tasks
-    for line in (*skipped_lines(lines, skipped), *warning_lines(reply.warnings)):
+    for line in (*skipped_lines(lines, skipped), *warning_lines([*hints, *reply.warnings])):
         terminal.warn(line)
     left_out = f", {skipped:,} skipped" if skipped else ""
     accepted = count(reply.accepted_tasks, "task")
