@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from datetime import datetime
 
 import anyio
 
 from conveyor.aio.concurrency import unwrap
-from conveyor.client.api import Api, StreamedRun
+from conveyor.client.api import Api, ClientClock, StreamedRun
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import command, count, duration, printable
 from conveyor.client.progress import ProgressView
@@ -43,7 +44,7 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
     """
     pace = api.pace
     interval = FIRST_INTERVAL
-    seen = _Seen(run, view, pace.monotonic())
+    seen = _Seen(run, view, pace)
     calls = _CallsInFlight(api, seen.answered_at)
     stream = _Stream(api, seen)
     with view:
@@ -73,11 +74,11 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
 class _Seen:
     """The run as the server told it last, and what is shown of it."""
 
-    def __init__(self, run: RunReply, view: ProgressView, now: float) -> None:
+    def __init__(self, run: RunReply, view: ProgressView, pace: ClientClock) -> None:
         self.run = run
-        self.answered_at = now
+        self.answered_at = pace.monotonic()
         self._view = view
-        self._unheard = _Unheard(view)
+        self._unheard = _Unheard(view, pace)
 
     def is_live(self) -> bool:
         """Tell whether the run goes on."""
@@ -191,8 +192,9 @@ class _Unheard:
     """Tells once, after a while, that a run waits for something that never answered: it may be
     named wrongly, and only what answered before is waited for in silence."""
 
-    def __init__(self, view: ProgressView) -> None:
+    def __init__(self, view: ProgressView, pace: ClientClock) -> None:
         self._view = view
+        self._pace = pace
         self._since: float | None = None
         self._is_told = False
 
@@ -202,13 +204,23 @@ class _Unheard:
         if outage is None or not outage.never_answered or run.paused:
             self._since = None
             return
-        self._since = now if self._since is None else self._since
+        if self._since is None:
+            # The server names one that is merely silent only after a while of its own.
+            self._since = now - _age(outage.since, self._pace.now())
         if now - self._since >= SILENT_FOR and not self._is_told:
             self._is_told = True
             self._view.warn(
                 f"warning: {printable(outage.detail)}, and it never answered since the server "
                 "started; the run waits for it"
             )
+
+
+def _age(since: str, now: int) -> float:
+    """Return the seconds since an instant that a server told, as far as it can be known."""
+    try:
+        return max(0.0, now / 1_000 - datetime.fromisoformat(since).timestamp())
+    except ValueError:
+        return 0.0
 
 
 def reason_of_outage(run: RunReply) -> str:
