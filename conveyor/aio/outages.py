@@ -81,7 +81,10 @@ class Outages:
                 self.heard()
             return
         if absence.shared is not None:
-            self._shut(absence.shared)
+            self._shut(absence.shared, failed)
+        elif self._now is not None and self._now.shared is Shared.GATEWAY and failed.sent:
+            # It takes connections again, and no more.
+            self._retell(self._named("the gateway gives no answer", failed.problem.title))
         failed.is_spared = self.is_shut
         if self._now is not None:
             # The wall clock may have been set since.
@@ -160,12 +163,11 @@ class Outages:
         detail = f"the gateway {self._gateway} has not answered yet"
         return Outage(Shared.GATEWAY, detail, since, was_heard=False)
 
-    def _shut(self, shared: Shared) -> None:
-        if self._now is not None and self._now.shared is shared:
-            return
+    def _shut(self, shared: Shared, failed: ScrapeFailed) -> None:
         title = TITLES[shared]
-        if shared is Shared.GATEWAY and self._gateway:
-            title = title.replace("the gateway", f"the gateway {self._gateway}")
+        if shared is Shared.GATEWAY:
+            # Of a call that broke on its way only the look behind it tells something.
+            title = self._named(title, "" if failed.sent else failed.problem.title)
         if self._now is not None:
             self._now = Outage(shared, title, self._now.since, self._was_heard)
             return
@@ -175,3 +177,14 @@ class Outages:
         self.is_shut = self.awaits_answer = True
         never = "" if self._was_heard else ", and nothing has answered since the start"
         _log.warning("%s%s: work waits, but for a trial each second", title, never)
+
+    def _named(self, title: str, cause: str) -> str:
+        """Name the gateway by its address, and say the cause, if it is known."""
+        if self._gateway:
+            title = title.replace("the gateway", f"the gateway {self._gateway}")
+        return f"{title}: {cause}" if cause else title
+
+    def _retell(self, detail: str) -> None:
+        """Say in other words what is away."""
+        if self._now is not None:
+            self._now = Outage(self._now.shared, detail, self._now.since, self._now.was_heard)

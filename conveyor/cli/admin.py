@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -43,14 +45,15 @@ def admin(context: click.Context) -> None:
 
 
 @admin.command()
-def init() -> int:
+@json_option
+def init(as_json: bool) -> int:
     """Create missing resources; change nothing else.
 
     Table, indexes, time to live, queues, bucket, lifecycle rules and the fleet's record.
     """
     from conveyor.roles.admin import init
 
-    return _run(init)
+    return _run(partial(init, as_json=as_json))
 
 
 @admin.command()
@@ -62,10 +65,7 @@ def check(as_json: bool) -> int:
     """
     from conveyor.roles.admin import check
 
-    async def checked(settings: Settings, say: Say) -> int:
-        return await check(settings, say, as_json=as_json)
-
-    return _run(checked)
+    return _run(partial(check, as_json=as_json))
 
 
 @admin.command("run")
@@ -96,7 +96,8 @@ fleet_option = click.option(
 
 @admin.command("pause")
 @fleet_option
-def pause_fleet() -> int:
+@json_option
+def pause_fleet(as_json: bool) -> int:
     """Let nothing new start in the whole fleet, until it is resumed.
 
     Within 10 seconds workers receive no message and make no further call. Calls under way end and
@@ -104,16 +105,17 @@ def pause_fleet() -> int:
     """
     from conveyor.roles.admin import pause
 
-    return _run(pause)
+    return _run(partial(pause, as_json=as_json))
 
 
 @admin.command("resume")
 @fleet_option
-def resume_fleet() -> int:
+@json_option
+def resume_fleet(as_json: bool) -> int:
     """Let a paused fleet go on."""
     from conveyor.roles.admin import resume
 
-    return _run(resume)
+    return _run(partial(resume, as_json=as_json))
 
 
 @admin.command()
@@ -124,7 +126,8 @@ def resume_fleet() -> int:
     help="Name of the environment, as a confirmation.",
 )
 @click.option("--even-if-alive", is_flag=True, help="Do not check for live workers.")
-def destroy(yes: str, even_if_alive: bool) -> int:
+@json_option
+def destroy(yes: str, even_if_alive: bool, as_json: bool) -> int:
     """Remove every resource of the environment with its contents.
 
     Stop all processes first. The command listens for 30 seconds and refuses if a worker is alive;
@@ -135,36 +138,39 @@ def destroy(yes: str, even_if_alive: bool) -> int:
     async def confirmed(settings: Settings, say: Say) -> int:
         if yes != settings.environment:
             raise Failure(f"--yes names {yes}, CONVEYOR_ENVIRONMENT {settings.environment}")
-        return await destroy(settings, say, even_if_alive=even_if_alive)
+        return await destroy(settings, say, even_if_alive=even_if_alive, as_json=as_json)
 
     return _run(confirmed)
 
 
 @admin.command()
 @click.argument("kind", type=click.Choice(["redis", "dynamodb"]))
-def ledger(kind: str) -> int:
+@json_option
+def ledger(kind: str, as_json: bool) -> int:
     """Move the fleet's permits to another ledger. Stop all workers first."""
     from conveyor.roles.admin import move_ledger
 
     async def move(settings: Settings, say: Say) -> int:
-        return await move_ledger(settings, kind, say)
+        return await move_ledger(settings, kind, say, as_json=as_json)
 
     return _run(move)
 
 
 @admin.command()
-def rebind() -> int:
+@json_option
+def rebind(as_json: bool) -> int:
     """Set the fleet's bucket, and its secret if one is set, to those of these settings.
 
     Does not move bodies. Stop all workers first.
     """
     from conveyor.roles.admin import rebind
 
-    return _run(rebind)
+    return _run(partial(rebind, as_json=as_json))
 
 
 @admin.command("key-hash")
-def key_hash() -> None:
+@json_option
+def key_hash(as_json: bool) -> None:
     """Read API keys from standard input, one a line, and print their lines for CONVEYOR_API_KEYS.
 
     Prints nothing if one of them is a key that no request can carry.
@@ -184,7 +190,7 @@ def key_hash() -> None:
         hashes.append(key_hash(key))
     if not hashes:
         raise click.UsageError("no key on standard input")
-    click.echo("\n".join(hashes))
+    click.echo("\n".join(json.dumps({"key_hash": one}) if as_json else one for one in hashes))
 
 
 @admin.group(invoke_without_command=True, no_args_is_help=False)
@@ -215,14 +221,15 @@ def list_letters(limit: int, as_json: bool) -> int:
 @dlq.command()
 @click.argument("letters", nargs=-1, metavar="ID...")
 @click.option("--all", "every", is_flag=True, help="All of them.")
-def redrive(letters: tuple[str, ...], every: bool) -> int:
+@json_option
+def redrive(letters: tuple[str, ...], every: bool, as_json: bool) -> int:
     """Send dead letters back to the queues they came from."""
     from conveyor.roles.admin import redrive_letters
 
     chosen = _chosen(letters, every)
 
     async def redriven(settings: Settings, say: Say) -> int:
-        return await redrive_letters(settings, say, chosen)
+        return await redrive_letters(settings, say, chosen, as_json=as_json)
 
     return _run(redriven)
 
@@ -230,14 +237,15 @@ def redrive(letters: tuple[str, ...], every: bool) -> int:
 @dlq.command()
 @click.argument("letters", nargs=-1, metavar="ID...")
 @click.option("--all", "every", is_flag=True, help="All of them.")
-def drop(letters: tuple[str, ...], every: bool) -> int:
+@json_option
+def drop(letters: tuple[str, ...], every: bool, as_json: bool) -> int:
     """Delete dead letters."""
     from conveyor.roles.admin import drop_letters
 
     chosen = _chosen(letters, every)
 
     async def dropped(settings: Settings, say: Say) -> int:
-        return await drop_letters(settings, say, chosen)
+        return await drop_letters(settings, say, chosen, as_json=as_json)
 
     return _run(dropped)
 
@@ -277,23 +285,25 @@ key_hash_option = click.option(
 
 @schedules.command()
 @key_hash_option
-def pause(hashed: str) -> int:
+@json_option
+def pause(hashed: str, as_json: bool) -> int:
     """Pause every schedule of a key, such as one that was taken away."""
-    return _set_schedules(hashed, paused=True)
+    return _set_schedules(hashed, paused=True, as_json=as_json)
 
 
 @schedules.command()
 @key_hash_option
-def resume(hashed: str) -> int:
+@json_option
+def resume(hashed: str, as_json: bool) -> int:
     """Resume every schedule of a key. What was due meanwhile is skipped."""
-    return _set_schedules(hashed, paused=False)
+    return _set_schedules(hashed, paused=False, as_json=as_json)
 
 
-def _set_schedules(hashed: str, *, paused: bool) -> int:
+def _set_schedules(hashed: str, *, paused: bool, as_json: bool) -> int:
     from conveyor.roles.admin import set_schedules
 
     async def changed(settings: Settings, say: Say) -> int:
-        return await set_schedules(settings, say, hashed, paused=paused)
+        return await set_schedules(settings, say, hashed, paused=paused, as_json=as_json)
 
     return _run(changed)
 

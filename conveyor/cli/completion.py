@@ -43,35 +43,47 @@ def complete(command: click.Command, instruction: str) -> int:
 def suggest_jobs(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Suggest `last` and the newest jobs of the server that begin like the word so far."""
+    """Suggest `last` and the newest jobs of the server that begin like the word so far, of as many
+    as a command looks through for such a beginning."""
     import anyio
     from click.shell_completion import CompletionItem
 
     from conveyor.client.jobs import NEWEST
 
     newest = CompletionItem(NEWEST, help="the newest job")
-    items = [newest, *anyio.run(_jobs, context.params)]
+    items = [newest, *anyio.run(_jobs, context.params, incomplete)]
     # Shells drop completions that do not begin with the word as it was typed.
     return [item for item in items if item.value.startswith(incomplete)]
 
 
-async def _jobs(params: dict[str, Any]) -> list[CompletionItem]:
+async def _jobs(params: dict[str, Any], incomplete: str) -> list[CompletionItem]:
+    from contextlib import aclosing
+
+    import anyio
     from click.shell_completion import CompletionItem
 
     from conveyor.cli.commands import target_of
     from conveyor.client.api import Patience, connect
     from conveyor.client.errors import ClientError
-    from conveyor.client.jobs import newest_jobs
+    from conveyor.client.jobs import SEARCHED, newest_jobs
     from conveyor.client.output import printable, shorten
 
     target = target_of(params.get("server"), params.get("api_key"))
     patience = Patience(give_up=PATIENCE)
+    found: list[CompletionItem] = []
     try:
         async with connect(target.server, target.api_key, target.pace, patience=patience) as api:
-            return [
-                CompletionItem(job.job_id, help=shorten(printable(job.name or ""), 40))
-                async for job in newest_jobs(api, SUGGESTED_JOBS)
-            ]
+            with anyio.move_on_after(PATIENCE):
+                async with aclosing(newest_jobs(api, SEARCHED)) as jobs:
+                    async for job in jobs:
+                        if job.job_id.startswith(incomplete):
+                            name = shorten(printable(job.name or ""), 40)
+                            found.append(CompletionItem(job.job_id, help=name))
+                        # Newest first is by falling ids: no later one begins like the word.
+                        is_past = job.job_id[: len(incomplete)] < incomplete
+                        if is_past or len(found) == SUGGESTED_JOBS:
+                            break
     except ClientError:
         # A message would end up in the command line that is being typed.
-        return []
+        pass
+    return found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from conveyor.cli.commands import errors_as_one_line, show_help
 from conveyor.client.options import Directory
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 data_dir_option = click.option(
     "--data-dir",
@@ -32,7 +35,8 @@ def data(context: click.Context) -> None:
     is_flag=True,
     help="Make a secret for the copy, and leave out API and signing keys, callbacks and webhooks.",
 )
-def save(file: Path, data_dir: Path | None, for_sharing: bool) -> int:
+@json_option
+def save(file: Path, data_dir: Path | None, for_sharing: bool, as_json: bool) -> int:
     """Copy database and bodies of a running or stopped server into a new FILE, as of one instant.
 
     FILE can be read by its owner alone. It has the root secret and the sealed API keys in it.
@@ -42,6 +46,10 @@ def save(file: Path, data_dir: Path | None, for_sharing: bool) -> int:
         from conveyor.dev.copies import save_copy
 
         saved = save_copy(_directory(data_dir), file, SystemClock(), for_sharing=for_sharing)
+    if as_json:
+        about = {"file": str(file), "bytes": saved.size, "has_secret": saved.has_secret}
+        click.echo(json.dumps({**about, "for_sharing": for_sharing, "keys": saved.keys}))
+        return 0
     click.echo(f"saved {saved.size:,} bytes to {file}")
     if for_sharing:
         named = f"callers are named by the API keys {saved.keys[0]} to {saved.keys[-1]}; "
@@ -63,13 +71,17 @@ def save(file: Path, data_dir: Path | None, for_sharing: bool) -> int:
     "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE"
 )
 @data_dir_option
-def load(file: Path, data_dir: Path | None) -> int:
+@json_option
+def load(file: Path, data_dir: Path | None, as_json: bool) -> int:
     """Fill an empty directory from FILE, which this version or an older one has saved."""
     directory = _directory(data_dir)
     with errors_as_one_line():
         from conveyor.dev.copies import load_copy
 
         about = load_copy(file, directory)
+    if as_json:
+        click.echo(json.dumps({"directory": str(directory), "saved_by": about.version}))
+        return 0
     click.echo(f"loaded into {directory}, as saved by Conveyor {about.version}")
     return 0
 

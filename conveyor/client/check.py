@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from conveyor.client.errors import ServerRefused
-from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.inputs import OpenInput, SourcedTask, hints_about
 from conveyor.client.submit import (
     JobOptions,
     explained,
@@ -38,6 +38,7 @@ def check_tasks(
 
     The limits of a server are not known here. Raises InvalidTasks, or ClientError.
     """
+    hints: list[str] = []
     if isinstance(tasks, OpenInput):
         number, remarks = _check_file(tasks, options)
         lines = [record_line(tasks.name, reply_of(bad)) for bad in remarks.invalid_tasks]
@@ -47,7 +48,8 @@ def check_tasks(
         number, remarks = _check_list(tasks, options)
         skipped = len(lines) + remarks.skipped
         lines += [line_of(reply_of(bad), tasks) for bad in remarks.invalid_tasks]
-    said = [*skipped_lines(lines, skipped), *warning_lines(remarks.warnings)]
+        hints = hints_about(tasks)
+    said = [*skipped_lines(lines, skipped), *warning_lines([*hints, *remarks.warnings])]
     return number, skipped, said
 
 

@@ -19,7 +19,7 @@ from conveyor.client.api import Api, ClientClock, connect
 from conveyor.client.directory import Destination
 from conveyor.client.download import Downloads, download
 from conveyor.client.errors import ClientError, ServerRefused
-from conveyor.client.inputs import OpenInput, SourcedTask
+from conveyor.client.inputs import OpenInput, SourcedTask, hints_about
 from conveyor.client.jobs import find_job, find_jobs, is_id, newest_jobs
 from conveyor.client.listing import (
     FAILURES_HEADER,
@@ -28,6 +28,8 @@ from conveyor.client.listing import (
     ResultTable,
     failure_group_lines,
     host_line,
+    job_line,
+    jobs_header,
 )
 from conveyor.client.output import (
     clean,
@@ -36,7 +38,6 @@ from conveyor.client.output import (
     count,
     mask_credentials,
     printable,
-    shorten,
 )
 from conveyor.client.program import FAILED, INCOMPLETE, SUCCEEDED
 from conveyor.client.progress import describe, meter_for, view_for
@@ -50,15 +51,23 @@ from conveyor.client.submit import (
     submit_file,
     warning_lines,
 )
-from conveyor.client.watch import follow, latest_run, named_run, run_of, summary
+from conveyor.client.watch import (
+    follow,
+    latest_run,
+    named_run,
+    reason_of_outage,
+    run_of,
+    summary,
+)
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.export_rows import MANIFEST
 from conveyor.domain.model import JobStatus, TaskStatus
 
+FIRST_CALL = 0.5
+"""Seconds that a person waits, so that the first call of a new job can show that all is away."""
 GROUPED_FAILURES = 10_000
 """Failed tasks that are read for their reasons at the end of a run."""
-JOBS_HEADER = f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
 
 
 class ServerTarget(msgspec.Struct, frozen=True):
@@ -164,10 +173,32 @@ async def submit_tasks(
     async with target.connect(terminal) as api:
         reply = await make_job(api, terminal, tasks, options, idempotency_key=idempotency_key)
         if not watch and out is None:
+            await _warn_of_outage(api, target, terminal, reply)
             return SUCCEEDED
         return await follow_to_end(
             api, target, terminal, run_of(reply, server=target.named), _watching(reply.job_id, out)
         )
+
+
+async def _warn_of_outage(
+    api: Api, target: ServerTarget, terminal: Terminal, reply: SubmitReply
+) -> None:
+    """Say that the run of a new job waits for something that is away; nobody will watch it."""
+    run = reply.latest_run
+    if run is None or not run.live:
+        return
+    if sys.stderr.isatty():
+        # A gateway that nobody asked yet is asked meanwhile.
+        await api.pace.sleep(FIRST_CALL)
+    try:
+        run = await api.run(run.job_id, run.run_id)
+    except ClientError:
+        # The job is there, whatever became of this look.
+        return
+    why = reason_of_outage(run)
+    if why and not run.paused:
+        back = target.command("watch", run.job_id)
+        terminal.warn(f"warning: {why}; the job waits for it: {back}")
 
 
 async def make_job(
@@ -180,6 +211,7 @@ async def make_job(
 ) -> SubmitReply:
     """Create a job; print its id, what was left out, and what was ignored."""
     terminal.farewell = "interrupted before the job was whole"
+    hints: list[str] = []
     if isinstance(tasks, OpenInput):
         with meter_for(sys.stderr, api.pace) as meter:
             reply = await submit_file(api, tasks, options, meter, idempotency_key=idempotency_key)
@@ -187,7 +219,7 @@ async def make_job(
         skipped = reply.skipped_tasks
     else:
         tasks, lines = sifted(tasks, options)
-        skipped, whole = len(lines), len(tasks)
+        skipped, whole, hints = len(lines), len(tasks), hints_about(tasks)
 
         def sent(number: int) -> None:
             if number < whole:
@@ -196,7 +228,7 @@ async def make_job(
         reply = await submit(api, tasks, options, idempotency_key=idempotency_key, on_sent=sent)
         lines += [line_of(bad, tasks) for bad in reply.invalid_tasks]
         skipped += reply.skipped_tasks
-    for line in (*skipped_lines(lines, skipped), *warning_lines(reply.warnings)):
+    for line in (*skipped_lines(lines, skipped), *warning_lines([*hints, *reply.warnings])):
         terminal.warn(line)
     left_out = f", {skipped:,} skipped" if skipped else ""
     accepted = count(reply.accepted_tasks, "task")
@@ -550,6 +582,7 @@ async def list_jobs(
     target: ServerTarget, terminal: Terminal, *, limit: int, status: str | None, jsonl: bool
 ) -> int:
     """List jobs, newest first."""
+    width = _width(sys.stdout)
     async with (
         target.connect(terminal) as api,
         aclosing(newest_jobs(api, limit, status=status)) as jobs,
@@ -557,22 +590,13 @@ async def list_jobs(
         shown = 0
         async for job in jobs:
             if not shown and not jsonl:
-                print(JOBS_HEADER)
-            print(clean_json(msgspec.json.encode(job).decode()) if jsonl else _job_line(job))
+                print(jobs_header(width))
+            line = clean_json(msgspec.json.encode(job).decode()) if jsonl else job_line(job, width)
+            print(line)
             shown += 1
     if not shown and not jsonl:
         terminal.warn("no jobs yet: conveyor submit URL")
     return SUCCEEDED
-
-
-def _job_line(job: JobReply) -> str:
-    run = job.latest_run
-    counts = f"{run.stats.completed:,}/{run.stats.total:,} done" if run else "no run"
-    failed = f", {run.stats.failed:,} failed" if run and run.stats.failed else ""
-    state = describe(run) if run else "scheduled" if job.schedule else printable(job.status)
-    name = shorten(printable(job.name or job.external_id or ""), 40)
-    when = printable(job.created_at)[:19].replace("T", " ")
-    return f"{clean(job.job_id)}  {when}  {state:<10}  {counts}{failed}  {name}".rstrip()
 
 
 async def change_runs(
@@ -612,7 +636,8 @@ async def existing_job(api: Api, job_id: str) -> JobReply:
 
 def removal(jobs: Sequence[JobReply]) -> str:
     """Name the jobs to delete, one a line."""
-    return "\n".join(["Delete with all results:", *map(_job_line, jobs)])
+    width = _width(sys.stderr)
+    return "\n".join(["Delete with all results:", *(job_line(job, width) for job in jobs)])
 
 
 async def remove_jobs(target: ServerTarget, terminal: Terminal, jobs: Sequence[str]) -> int:

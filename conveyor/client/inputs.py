@@ -32,6 +32,7 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.listed_urls import (
     AROUND,
     SEPARATOR_LINE,
+    have_columns,
     separated,
     separator_at_all_ends,
     url_of_line,
@@ -320,6 +321,20 @@ def _read_argument(argument: str, reading: Reading) -> Iterator[SourcedTask]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ClientError(f"cannot read {name}: {reason}") from None
+
+
+def hints_about(tasks: Sequence[SourcedTask]) -> list[str]:
+    """Return what to say of lists that were taken as they are, and may be meant otherwise."""
+    lists: dict[str, list[str]] = {}
+    for task in tasks[:LOOKED_AT]:
+        if task.problem is None and task.source != ARGUMENT and task.body.keys() == {"url"}:
+            lists.setdefault(task.source.rpartition(":")[0], []).append(task.body["url"])
+    return [
+        f"{name}: every line has a comma, and what follows it is taken as part of the URL; "
+        "if it is a column, send CSV (--type csv)"
+        for name, urls in lists.items()
+        if have_columns(urls)
+    ]
 
 
 def read_lines(file: BinaryIO, name: str, reading: Reading = AS_IT_IS) -> Iterator[SourcedTask]:

@@ -8,8 +8,16 @@ from collections.abc import Callable
 
 from rich.cells import cell_len, set_cell_size
 
-from conveyor.client.output import count, duration, printable, size
-from conveyor.client.wire import FETCHED, FailureGroupReply, HostReply, ProblemReply, ResultRow
+from conveyor.client.output import clean, count, duration, printable, shorten, size
+from conveyor.client.progress import describe
+from conveyor.client.wire import (
+    FETCHED,
+    FailureGroupReply,
+    HostReply,
+    JobReply,
+    ProblemReply,
+    ResultRow,
+)
 from conveyor.domain.hosts import LimitSource
 
 SAMPLE_ROWS = 1_000
@@ -18,6 +26,10 @@ LEAST_URL = 40
 MOST_NAME = 26
 NARROW = 60
 MOST_LONG_NAME = 16
+MOST_STATE = 20
+WIDE = 100
+"""Columns from which a line of a job has room for the year and the seconds."""
+_WHEN, _SHORT_WHEN = 19, 11
 HOSTS_HEADER = f"{'waiting':>9}  {'claimed':>9}  {'done':>9}  {'failed':>9}  host, limits"
 _GAP = "  "
 _INDENT = " " * 11
@@ -111,6 +123,41 @@ class _Column:
             text = _shortened(text, self.width)
         pad = " " * (self.width - cell_len(text))
         return pad + text if self._right else text + pad
+
+
+def jobs_header(width: int | None) -> str:
+    """Return the line over those of `job_line`."""
+    when = f"{'created, UTC':<{_WHEN}}" if _is_wide(width) else f"{'UTC':<{_SHORT_WHEN}}"
+    return _cut_off(f"{'job':<26}  {when}  {'state':<10}  tasks, name", width)
+
+
+def job_line(job: JobReply, width: int | None) -> str:
+    """Write a job as a line; on a terminal of `width` columns no longer than that, with the numbers
+    before the words about them."""
+    run = job.latest_run
+    when = printable(job.created_at)[:_WHEN].replace("T", " ")
+    if not _is_wide(width):
+        when = when[5 : 5 + _SHORT_WHEN]
+    state = describe(run) if run else "scheduled" if job.schedule else printable(job.status)
+    if width is not None:
+        state = shorten(state, MOST_STATE)
+    line = f"{clean(job.job_id)}  {when:<{_SHORT_WHEN}}  {state:<10}  "
+    counts = f"{run.stats.completed:,}/{run.stats.total:,} done" if run else "no run"
+    failed = f", {run.stats.failed:,} failed" if run and run.stats.failed else ""
+    if width is not None and cell_len(line + counts + failed) > width:
+        counts = counts.removesuffix(" done")
+    name = shorten(printable(job.name or job.external_id or ""), 40)
+    return _cut_off(f"{line}{counts}{failed}  {name}".rstrip(), width)
+
+
+def _is_wide(width: int | None) -> bool:
+    return width is None or width >= WIDE
+
+
+def _cut_off(line: str, width: int | None) -> str:
+    if width is None or cell_len(line) <= width:
+        return line
+    return set_cell_size(line, max(width - 1, 0)) + "…"
 
 
 def host_line(host: HostReply) -> str:

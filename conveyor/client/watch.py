@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from datetime import datetime
 
 import anyio
 
 from conveyor.aio.concurrency import unwrap
-from conveyor.client.api import Api, StreamedRun
+from conveyor.client.api import Api, ClientClock, StreamedRun
 from conveyor.client.errors import ClientError, ServerRefused, ServerUnreachable
 from conveyor.client.output import command, count, duration, printable
 from conveyor.client.progress import ProgressView
 from conveyor.client.wire import JobReply, RunReply, SubmitReply
 from conveyor.domain.errors import ErrorCode
 from conveyor.domain.model import TaskStatus
+from conveyor.domain.run_waits import RunWaitReason
 
 FIRST_INTERVAL = 0.05
 LAST_INTERVAL = 1.0
@@ -25,6 +27,9 @@ SEARCHED_PAGES = 50
 """Pages of unfinished rows that are searched for calls in flight."""
 OPENING_SECONDS = 5.0
 """Within which a stream tells something at first, unless a proxy holds it back."""
+_AWAY = frozenset(
+    {RunWaitReason.NO_WORKER, RunWaitReason.BODIES_NOT_KEPT, RunWaitReason.GATEWAY_THROTTLED}
+)
 SILENT_FOR = 10.0
 """Seconds that a run waits for something that never answered, until that is told."""
 
@@ -39,7 +44,7 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
     """
     pace = api.pace
     interval = FIRST_INTERVAL
-    seen = _Seen(run, view, pace.monotonic())
+    seen = _Seen(run, view, pace)
     calls = _CallsInFlight(api, seen.answered_at)
     stream = _Stream(api, seen)
     with view:
@@ -69,11 +74,11 @@ async def follow(api: Api, run: RunReply, view: ProgressView) -> RunReply:
 class _Seen:
     """The run as the server told it last, and what is shown of it."""
 
-    def __init__(self, run: RunReply, view: ProgressView, now: float) -> None:
+    def __init__(self, run: RunReply, view: ProgressView, pace: ClientClock) -> None:
         self.run = run
-        self.answered_at = now
+        self.answered_at = pace.monotonic()
         self._view = view
-        self._unheard = _Unheard(view)
+        self._unheard = _Unheard(view, pace)
 
     def is_live(self) -> bool:
         """Tell whether the run goes on."""
@@ -187,8 +192,9 @@ class _Unheard:
     """Tells once, after a while, that a run waits for something that never answered: it may be
     named wrongly, and only what answered before is waited for in silence."""
 
-    def __init__(self, view: ProgressView) -> None:
+    def __init__(self, view: ProgressView, pace: ClientClock) -> None:
         self._view = view
+        self._pace = pace
         self._since: float | None = None
         self._is_told = False
 
@@ -198,13 +204,33 @@ class _Unheard:
         if outage is None or not outage.never_answered or run.paused:
             self._since = None
             return
-        self._since = now if self._since is None else self._since
+        if self._since is None:
+            # The server names one that is merely silent only after a while of its own.
+            self._since = now - _age(outage.since, self._pace.now())
         if now - self._since >= SILENT_FOR and not self._is_told:
             self._is_told = True
             self._view.warn(
                 f"warning: {printable(outage.detail)}, and it never answered since the server "
                 "started; the run waits for it"
             )
+
+
+def _age(since: str, now: int) -> float:
+    """Return the seconds since an instant that a server told, as far as it can be known."""
+    try:
+        return max(0.0, now / 1_000 - datetime.fromisoformat(since).timestamp())
+    except ValueError:
+        return 0.0
+
+
+def reason_of_outage(run: RunReply) -> str:
+    """Say what a run waits for that all its work needs, and that is away; "" if nothing is."""
+    if run.outage is not None:
+        return printable(run.outage.detail or f"the {run.outage.shared} is away")
+    if run.waiting is not None and run.waiting.reason in _AWAY:
+        # In production a process of the API has no worker that could tell of an outage.
+        return printable(run.waiting.detail or run.waiting.reason)
+    return ""
 
 
 async def latest_run(api: Api, job_id: str, *, server: str | None = None) -> RunReply:

@@ -28,6 +28,7 @@ class OutageReply(msgspec.Struct, frozen=True, kw_only=True):
 
     shared: str
     detail: str = ""
+    since: str = ""
     never_answered: bool = False
 
 

@@ -50,6 +50,8 @@ _BEFORE_HOST = re.compile(rf"(?:{_OPENING}+|[^\s/?#]*@){_HOST}")
 _BEFORE = re.compile(
     r"(?:[^A-Za-z0-9]+|[0-9]+[.)]?\s+|=HYPERLINK\([\"']?|\[[^\]]*\]\()https?://", re.IGNORECASE
 )
+# A part of a path or query, or the end of the name of a file.
+_OF_URLS = re.compile(r"[/?#&=]|\.[A-Za-z]{2,5}\Z")
 _PATH_PARAM = re.compile(r";[\w.-]+=")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _OTHER_SCHEME = re.compile(r"(?:about|blob|data|file|ftp|javascript|mailto|sms|tel|view-source):")
@@ -111,6 +113,17 @@ def with_scheme(text: str, scheme: str) -> str:
 def separator_in_all(texts: list[str]) -> str | None:
     """Return a separator that every text holds, so that they are probably rows of columns."""
     return next((one for one in SEPARATORS if texts and all(one in text for text in texts)), None)
+
+
+def have_columns(urls: list[str]) -> bool:
+    """Return whether every URL of a list ends in as many commas, with words behind the first that
+    look like a column. URLs may be so, therefore they are never refused for it."""
+    tails = [url.partition("://")[2].partition(",")[2] for url in urls]
+    return (
+        len(urls) > 1
+        and len({tail.count(",") for tail in tails}) == 1
+        and all(tail and not _OF_URLS.search(tail) for tail in tails)
+    )
 
 
 def without_params(url: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
 
 import aiohttp
@@ -90,6 +90,7 @@ class AiohttpClient:
         body: bytes | None,
         timeout: float,
         repeatable: bool = False,
+        before: Callable[[], None] | None = None,
     ) -> AiohttpAnswer:
         try:
             session = self._session

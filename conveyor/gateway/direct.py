@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -220,8 +221,7 @@ class DirectGateway:
         host, url = hop.target.host, hop.target.url
         if not self._allow_private and _is_literal(host) and not is_public(host.strip("[]")):
             raise target_failure(TransportTrouble.REFUSED)
-        if pause := self._pauses.left(hop.target, tally.api_key):
-            raise host_pause(pause)
+        self._heed_pause(hop, tally)
         try:
             answer = await self._client.send(
                 hop.method,
@@ -230,6 +230,7 @@ class DirectGateway:
                 body=hop.body,
                 timeout=timeout,
                 repeatable=hop.method in _SAFE,
+                before=partial(self._heed_pause, hop, tally),
             )
         except TransportError as error:
             tally.sent += error.sent
@@ -239,6 +240,11 @@ class DirectGateway:
         if answer.status in _ASK_FOR_PAUSES:
             self._refused(hop, answer, tally)
         return answer
+
+    def _heed_pause(self, hop: _Hop, tally: _Tally) -> None:
+        """Raise Postponed if the host is to be left alone now."""
+        if pause := self._pauses.left(hop.target, tally.api_key):
+            raise host_pause(pause)
 
     def _refused(self, hop: _Hop, answer: HttpAnswer, tally: _Tally) -> None:
         """Take in that a host answers 429 or 503."""

@@ -40,13 +40,15 @@ class HttpEngine(Protocol):
         body: bytes | None,
         timeout: float,
         repeatable: bool = False,
+        before: Callable[[], None] | None = None,
     ) -> HttpAnswer:
         """Send a request; return its answer once the head is there.
 
         `url` is ASCII and is sent as it is. `headers` must include Accept, Accept-Encoding and,
         with a body, Content-Type. `timeout` is in seconds and includes reading the body. Only a
-        `repeatable` request may be sent again. Raises TransportError, and nothing else, whatever
-        the URL.
+        `repeatable` request may be sent again. `before` is called if a connection had to be waited
+        for, before anything is sent: what it raises ends the call. Raises TransportError, and
+        nothing else, whatever the URL.
         """
         ...
 

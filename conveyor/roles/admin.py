@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,11 +35,11 @@ FINE, WRONG = 0, 1
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
 
-async def init(settings: Settings, say: Say) -> int:
+async def init(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     """Create missing resources."""
     async with await open_administration(settings, SystemClock()) as administration:
-        async for line in administration.init():
-            say(line)
+        async for change in administration.init():
+            say(_json(change) if as_json else str(change))
     return FINE
 
 
@@ -51,57 +53,80 @@ async def check(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     return code
 
 
-async def destroy(settings: Settings, say: Say, *, even_if_alive: bool = False) -> int:
+async def destroy(
+    settings: Settings, say: Say, *, even_if_alive: bool = False, as_json: bool = False
+) -> int:
     """Remove every resource. Raises ConveyorError if a worker is alive, unless that is ignored."""
     async with await open_administration(settings, SystemClock()) as administration:
         if not even_if_alive:
-            await administration.check_no_worker(say)
-        async for line in administration.destroy():
-            say(line)
+            await administration.check_no_worker(_progress(say, as_json))
+        async for change in administration.destroy():
+            say(_json(change) if as_json else str(change))
     return FINE
 
 
-async def move_ledger(settings: Settings, kind: str, say: Say) -> int:
+async def move_ledger(settings: Settings, kind: str, say: Say, *, as_json: bool = False) -> int:
     """Move the fleet's permits to another ledger. Raises ConveyorError if a worker is alive."""
     async with await open_administration(settings, SystemClock()) as administration:
-        changed = await administration.move_ledger(kind, say)
-    say(f"permits are kept in {kind}" if changed else f"permits were kept in {kind} already")
+        changed = await administration.move_ledger(kind, _progress(say, as_json))
+    if as_json:
+        say(_json({"ledger": kind, "changed": changed}))
+    else:
+        say(f"permits are kept in {kind}" if changed else f"permits were kept in {kind} already")
     return FINE
 
 
-async def rebind(settings: Settings, say: Say) -> int:
+async def rebind(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     """Set the fleet's bucket and secret to those of the settings.
 
     Raises ConveyorError if a worker is alive.
     """
     async with await open_administration(settings, SystemClock()) as administration:
-        changed = await administration.rebind(say)
+        changed = await administration.rebind(_progress(say, as_json))
+    if as_json:
+        with_secret = bool(settings.secret)
+        say(_json({"bucket": settings.bucket, "with_secret": with_secret, "changed": changed}))
+        return FINE
     what = "its bucket and secret" if settings.secret else "its bucket"
     say(f"the fleet {'now uses' if changed else 'already used'} {what} of these settings")
     return FINE
 
 
-async def pause(settings: Settings, say: Say) -> int:
+async def pause(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     """Order that nothing new starts in the fleet."""
     async with await open_administration(settings, SystemClock()) as administration:
         since = await administration.pause()
-    if since is not None:
+    if as_json:
+        say(_json(_fleet_pause(since, paused=True, changed=since is None)))
+    elif since is not None:
         say(f"the fleet was paused already, since {rfc3339(since)}")
-        return FINE
-    say("the fleet is paused: within 10 s its workers start nothing new; calls under way end")
-    say("conveyor admin resume --fleet lets work go on")
+    else:
+        say("the fleet is paused: within 10 s its workers start nothing new; calls under way end")
+        say("conveyor admin resume --fleet lets work go on")
     return FINE
 
 
-async def resume(settings: Settings, say: Say) -> int:
+async def resume(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     """Let work go on in the fleet."""
     async with await open_administration(settings, SystemClock()) as administration:
         since = await administration.resume()
-    if since is None:
+    if as_json:
+        say(_json(_fleet_pause(since, paused=False, changed=since is not None)))
+    elif since is None:
         say("the fleet was not paused")
     else:
         say(f"the fleet goes on within 10 s; it was paused since {rfc3339(since)}")
     return FINE
+
+
+def _fleet_pause(since: int | None, *, paused: bool, changed: bool) -> dict[str, object]:
+    was = None if since is None else rfc3339(since)
+    return {"paused": paused, "changed": changed, "was_paused_since": was}
+
+
+def _progress(say: Say, as_json: bool) -> Say:
+    """Return what tells of a wait, which is no part of an output in JSON."""
+    return partial(print, file=sys.stderr, flush=True) if as_json else say
 
 
 async def show_run(settings: Settings, say: Say, run_id: str, *, as_json: bool) -> int:
@@ -196,18 +221,22 @@ def _letter(letter: Letter) -> dict[str, object]:
     }
 
 
-async def redrive_letters(settings: Settings, say: Say, chosen: frozenset[str] | None) -> int:
+async def redrive_letters(
+    settings: Settings, say: Say, chosen: frozenset[str] | None, *, as_json: bool = False
+) -> int:
     """Send dead letters back; return WRONG if one is missing or cannot be sent."""
     async with open_dead_letters(settings, SystemClock()) as letters:
         done = await letters.redrive(chosen)
-    return _report(say, done, chosen, verb="sent back")
+    return _report(say, done, chosen, verb="sent back", as_json=as_json)
 
 
-async def drop_letters(settings: Settings, say: Say, chosen: frozenset[str] | None) -> int:
+async def drop_letters(
+    settings: Settings, say: Say, chosen: frozenset[str] | None, *, as_json: bool = False
+) -> int:
     """Delete dead letters; return WRONG if a named one is missing."""
     async with open_dead_letters(settings, SystemClock()) as letters:
         done = await letters.drop(chosen)
-    return _report(say, done, chosen, verb="removed")
+    return _report(say, done, chosen, verb="removed", as_json=as_json)
 
 
 SCHEDULES_PAGE = 100
@@ -234,7 +263,9 @@ async def list_schedules(settings: Settings, say: Say, *, as_json: bool = False)
     return FINE
 
 
-async def set_schedules(settings: Settings, say: Say, key_hash: str, *, paused: bool) -> int:
+async def set_schedules(
+    settings: Settings, say: Say, key_hash: str, *, paused: bool, as_json: bool = False
+) -> int:
     """Pause or resume every schedule of the key with a hash; return WRONG if it has none.
 
     Raises ConveyorError(unavailable) for schedules that others keep changing.
@@ -253,9 +284,14 @@ async def set_schedules(settings: Settings, say: Say, key_hash: str, *, paused: 
         else:
             raise ConveyorError(ErrorCode.UNAVAILABLE, "others keep changing schedules; try again")
     verb = "paused" if paused else "resumed"
+    state = "paused" if paused else "active"
     for job_id in sorted(known):
-        say(f"{job_id} {verb if job_id in changed else f'was {verb} already'}")
-    if not known:
+        is_new = job_id in changed
+        if as_json:
+            say(_json({"job_id": job_id, "state": state, "changed": is_new}))
+        else:
+            say(f"{job_id} {verb if is_new else f'was {verb} already'}")
+    if not known and not as_json:
         say("no schedule belongs to that key")
     return FINE if known else WRONG
 
@@ -315,19 +351,25 @@ def _schedule_line(job: Job, keys: ApiKeys | None) -> str:
 
 
 def _report(
-    say: Say, done: dict[str, str | None], chosen: frozenset[str] | None, *, verb: str
+    say: Say,
+    done: dict[str, str | None],
+    chosen: frozenset[str] | None,
+    *,
+    verb: str,
+    as_json: bool,
 ) -> int:
     missing = "does not exist, or is hidden by another command: try again in half a minute"
-    results = {
-        letter_id: verb if problem is None else f"stays: {problem}"
-        for letter_id, problem in done.items()
-    }
-    results |= dict.fromkeys((chosen or frozenset()) - done.keys(), missing)
-    for letter_id, what in sorted(results.items()):
-        say(f"{letter_id} {what}")
-    if not results:
+    lost = dict.fromkeys((chosen or frozenset()) - done.keys(), missing)
+    for letter_id, problem in sorted({**done, **lost}.items()):
+        if as_json:
+            outcome = {"outcome": verb if problem is None else None, "problem": problem}
+            say(_json({"letter_id": letter_id, **outcome}))
+        else:
+            stays = problem if letter_id in lost else f"stays: {problem}"
+            say(f"{letter_id} {verb if problem is None else stays}")
+    if not done and not lost and not as_json:
         say("no dead letters")
-    return FINE if all(what == verb for what in results.values()) else WRONG
+    return WRONG if lost or any(done.values()) else FINE
 
 
 def _age(seconds: float) -> str:

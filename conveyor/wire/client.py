@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from conveyor.wire.connection import HttpConnection, ReadBuffer, SendQueue
 from conveyor.wire.connector import Connector
@@ -133,10 +133,13 @@ class HttpClient:
         body: bytes | None,
         timeout: float,
         repeatable: bool = False,
+        before: Callable[[], None] | None = None,
     ) -> Answer:
         """Send a request; return its answer once the head is there.
 
         `url` is ASCII and is sent as it is. `timeout` is in seconds and includes reading the body.
+        `before` is called if a connection had to be waited for, before anything is sent: an error
+        that it raises ends the call, and the connection is kept.
         A `repeatable` request is sent once more if a kept connection closed before a byte of an
         answer; any other goes over a new connection, or one that was in use within the last
         second. Raises TransportError, and nothing else, whatever the URL.
@@ -151,6 +154,8 @@ class HttpClient:
         while True:
             if connection is None:
                 connection = await self._connect(opened, origin, deadline, sent)
+                if before is not None and not sent:
+                    _ask(before, connection)
             if connection.error is not None:
                 # It broke, or spoke, before it was asked.
                 raise TransportError(connection.error.trouble, sent=sent)
@@ -249,6 +254,14 @@ def _written(
     apart = body if body is not None and len(body) > APART else b""
     written = write_request(method, target, origin.authority, headers, body, head_only=bool(apart))
     return written, apart
+
+
+def _ask(before: Callable[[], None], connection: HttpConnection) -> None:
+    try:
+        before()
+    except BaseException:
+        connection.rest()
+        raise
 
 
 def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:

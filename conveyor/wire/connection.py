@@ -75,8 +75,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     `on_idle` is called when an answer has ended and the connection may carry another request,
     `on_lost` once when it is gone. `idle_since` is the loop's time at the end of the last answer;
-    None before the first. `has_sent` tells whether the current request has gone out, `has_answered`
-    whether a byte of an answer to it has come, `error` why the connection was dropped.
+    None before the first, unless it rested. `has_sent` tells whether the current request has gone
+    out, `has_answered` whether a byte of an answer to it has come, `error` why the connection was
+    dropped.
     """
 
     __slots__ = (
@@ -229,6 +230,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     def is_usable(self) -> bool:
         """Return whether the connection is open and idle, and no byte has arrived on it."""
         return self.is_open() and self._input.is_silent()
+
+    def rest(self) -> None:
+        """Be idle without having carried a request; drop a connection that broke meanwhile."""
+        if self.is_usable():
+            self.idle_since = self._loop.time()
+            self.on_idle(self)
+        else:
+            self.abort()
 
     def abort(self) -> None:
         """Drop the connection at once, or once its transport is made."""

@@ -82,6 +82,9 @@ class Connector:
                 await self._prepare(connection)
         except TimeoutError as error:
             connection.abort()
+            if connection.origin.scheme == "https" and self._options.proxy is None:
+                # The connection is there: it is TLS that nobody answers.
+                raise TransportError(TransportTrouble.TLS, is_connecting=True) from None
             raise unreached(error) from None
         except BaseException:
             connection.abort()

@@ -26,6 +26,8 @@ from typing import Any
 import httpx
 import pytest
 
+from conveyor import __version__
+from conveyor.cli import dev_main
 from conveyor.clock import SystemClock
 from conveyor.dev.copies import load_copy, save_copy
 from conveyor.dev.directory import DataDirectory
@@ -218,6 +220,30 @@ def test_a_copy_for_sharing_has_no_key_and_no_caller_of_before(
                 assert again.status_code < 500, again.text
         with _api(server) as api:
             assert api.get("/jobs").json()["jobs"] == []
+
+
+def _run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        dev_main(list(words))
+    return int(ended.value.code or 0)
+
+
+def test_both_commands_speak_json(
+    filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, into = tmp_path / "copy.tar", tmp_path / "into"
+    assert _run("data", "save", str(file), "--data-dir", str(filled), "--json") == 0
+    saved = json.loads(capsys.readouterr().out)
+    assert saved == {
+        "file": str(file),
+        "bytes": file.stat().st_size,
+        "has_secret": True,
+        "for_sharing": False,
+        "keys": [],
+    }
+    assert _run("data", "load", str(file), "--data-dir", str(into), "--json") == 0
+    loaded = json.loads(capsys.readouterr().out)
+    assert loaded == {"directory": str(into), "saved_by": __version__}
 
 
 @pytest.mark.parametrize("for_sharing", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -117,6 +118,10 @@ async def test_all_schedules_of_one_key_are_paused_and_resumed(fleet: Fleet) -> 
         *[True] * 3,
         False,
     ]
+    lines: list[str] = []
+    await admin.set_schedules(fleet.settings, lines.append, ALICE, paused=True, as_json=True)
+    was = {"state": "paused", "changed": False}
+    assert [json.loads(line) for line in lines] == [{"job_id": one, **was} for one in sorted(hers)]
     again = await fleet.changed(ALICE, paused=True)
     assert again == (0, [f"{job_id} was paused already" for job_id in sorted(hers)])
     code, said = await fleet.changed(ALICE, paused=False)

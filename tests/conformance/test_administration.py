@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import AsyncIterator
@@ -124,6 +125,48 @@ async def test_an_environment_is_made_checked_and_removed(environment: Environme
     assert [line.split()[0] for line in gone] == ["removed"] * RESOURCES
     assert [line.split()[0] for line in absent] == ["absent"] * RESOURCES
     assert wrong(await environment.check(1))
+
+
+async def test_every_step_is_told_as_json_too(environment: Environment, aws: AwsClient) -> None:
+    settings = environment.settings
+
+    def say(line: str) -> None:
+        environment.said.append(line)
+
+    def given() -> list[dict[str, object]]:
+        return [json.loads(line) for line in environment.take()]
+
+    assert await admin.init(settings, say, as_json=True) == 0
+    made = given()
+    assert [one["outcome"] for one in made] == ["made"] * (RESOURCES + 1)
+    assert made[-1]["label"] == f"terms of the fleet: permits in redis, bodies in {settings.bucket}"
+
+    assert await admin.resume(settings, say, as_json=True) == 0
+    assert await admin.pause(settings, say, as_json=True) == 0
+    assert await admin.pause(settings, say, as_json=True) == 0
+    assert await admin.resume(settings, say, as_json=True) == 0
+    steps = given()
+    assert [(one["paused"], one["changed"]) for one in steps] == [
+        (False, False),
+        (True, True),
+        (True, False),
+        (False, True),
+    ]
+    assert [one["was_paused_since"] is None for one in steps] == [True, True, False, False]
+
+    name = f"{prefix(settings.environment)}{DEAD_LETTER_QUEUE}"
+    url = (await aws.call("sqs", "get_queue_url", {"QueueName": name}))["QueueUrl"]
+    await aws.call("sqs", "send_message", {"QueueUrl": url, "MessageBody": "garbage"})
+    assert await admin.drop_letters(settings, say, frozenset({"none"}), as_json=True) == 1
+    (missing,) = given()
+    assert (missing["letter_id"], missing["outcome"]) == ("none", None)
+    assert "does not exist" in str(missing["problem"])
+    assert await admin.redrive_letters(settings, say, None, as_json=True) == 1
+    (stays,) = given()
+    assert (stays["outcome"], bool(stays["problem"])) == (None, True)
+
+    assert await admin.destroy(settings, say, even_if_alive=True, as_json=True) == 0
+    assert [one["outcome"] for one in given()] == ["removed"] * RESOURCES
 
 
 async def test_what_was_taken_away_is_named(environment: Environment, aws: AwsClient) -> None:

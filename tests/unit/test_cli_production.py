@@ -15,6 +15,7 @@ import click
 import pytest
 
 from conveyor import cli
+from conveyor.cli import conveyor as program
 from conveyor.domain.api_keys import key_hash
 from conveyor.settings import PREFIX
 
@@ -320,6 +321,9 @@ def test_a_hash_is_made_of_a_key_that_is_read(
     environment.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"key-of-alice\n")))
 
     assert run(capsys, "admin", "key-hash") == (0, f"{key_hash('key-of-alice')}\n", "")
+    environment.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"key-of-alice\n")))
+    as_json = f'{{"key_hash": "{key_hash("key-of-alice")}"}}\n'
+    assert run(capsys, "admin", "key-hash", "--json") == (0, as_json, "")
     environment.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" one\r\n\ntwo \n")))
     lines = f"{key_hash('one')}\n{key_hash('two')}\n"
     assert run(capsys, "admin", "key-hash") == (0, lines, "")
@@ -372,3 +376,25 @@ def test_every_group_is_among_these() -> None:
 
     # Without a command, conveyor-dev is a server.
     assert set(groups(cli.conveyor, ())) == {*GROUPS, ("dev",)}
+
+
+WITHOUT_JSON = {
+    "completion",  # prints a script for a shell
+    "dev exec",  # what it prints is its command's
+}
+
+
+def test_every_command_speaks_json() -> None:
+    def leaves(command: click.Command, *words: str) -> Iterator[tuple[str, click.Command]]:
+        if not isinstance(command, click.Group):
+            yield " ".join(words), command
+            return
+        for name, one in command.commands.items():
+            yield from leaves(one, *words, name)
+
+    silent = {
+        name
+        for name, command in leaves(program)
+        if not {"--json", "--jsonl"} & {option for one in command.params for option in one.opts}
+    }
+    assert silent == WITHOUT_JSON

@@ -253,6 +253,20 @@ async def test_what_never_answered_is_told_after_ten_seconds_and_once(never_answ
     assert all("http://***@gw.test/ cannot be reached" in line for line in warnings)
 
 
+async def test_what_was_silent_before_it_was_named_is_told_at_once() -> None:
+    async with asked(ok({})) as (api, server, pace):
+        since = "1969-12-31T23:59:50.000Z"
+        waiting = {**RUN, "outage": {**AWAY, "never_answered": True, "since": since}}
+        done = {**RUN, "status": "completed"}
+        # The first answers the request for a stream, which is none.
+        server.answers[:] = [ok(waiting), ok(waiting), ok(done)]
+        sink = io.StringIO()
+        run = RunReply(run_id="R", job_id="J", status="running")
+        await follow(api, run, LineView(sink))
+    assert sum(pace.slept) < 1
+    assert "warning: the gateway http://***@gw.test/ cannot be reached" in sink.getvalue()
+
+
 async def test_watching_outlives_a_server_that_is_away_but_not_for_ever() -> None:
     pace = Pace()
     sink = io.StringIO()

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from conveyor.client import inputs
+from conveyor.client.check import check_tasks
 from conveyor.client.errors import ClientError
-from conveyor.client.inputs import read_lines, read_tasks
+from conveyor.client.inputs import hints_about, read_lines, read_tasks
+from conveyor.client.submit import JobOptions
 
 
 def read(content: bytes) -> list[tuple[object, str]]:
@@ -117,3 +119,42 @@ def test_the_most_tasks_are_taken_and_one_more_is_not(
     path.write_text("http://a/\n" * 3)
     assert len(read_tasks([str(path)])) == 3
     assert refusal(str(path), "http://b/").startswith("more than 3 tasks")
+
+
+A = "https://a.example/"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"{A}1,Title", f"{A}2,Other"],
+        [f"{A}1,Title,3", f"{A}2,Sch\xf6n,4.50"],
+        [f"{A}?q=1,Title", f"{A}?q=2,Other", f"{A}?q=3,Third"],
+    ],
+)
+def test_a_list_that_may_have_columns_is_taken_and_told(lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "urls.txt"
+    path.write_text("\n".join(lines))
+    tasks = read_tasks([str(path)])
+    assert [task.body["url"] for task in tasks] == lines
+    (hint,) = hints_about(tasks)
+    assert hint.startswith(f"{path}: every line has a comma")
+    assert hint.endswith("send CSV (--type csv)")
+    assert check_tasks(tasks, JobOptions()) == (len(lines), 0, [f"warning: {hint}"])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"{A}1,Title"],
+        [f"{A}1,Title", f"{A}2"],
+        [f"{A}1,Title", f"{A}2,Other,3"],
+        [f"{A}politik/0,1518,12,00.html", f"{A}politik/0,1518,13,00.html"],
+        [f"{A}@52.5,13.4/map", f"{A}@52.6,13.5/map"],
+        [f"{A}?bbox=1,2&z=3", f"{A}?bbox=2,3&z=3"],
+    ],
+)
+def test_other_lists_with_commas_are_taken_in_silence(lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "urls.txt"
+    path.write_text("\n".join(lines))
+    assert hints_about(read_tasks([str(path), f"{A}argument,a", f"{A}argument,b"])) == []

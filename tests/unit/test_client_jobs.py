@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 
+import click
 import pytest
 
+from conveyor.cli.completion import SUGGESTED_JOBS, suggest_jobs
+from conveyor.client.commands import FIRST_CALL, ServerTarget, Terminal, submit_tasks
 from conveyor.client.errors import ClientError
+from conveyor.client.inputs import SourcedTask
 from conveyor.client.jobs import SEARCHED, find_job, find_jobs
 from conveyor.client.progress import LineView
+from conveyor.client.submit import JobOptions
 from conveyor.client.watch import PATIENCE, follow, summary
 from conveyor.client.wire import RunReply, StatsReply
-from tests.unit.scripted_server import RUN, Answer, asked, ok
+from tests.unit.scripted_server import KEY, RUN, Answer, Pace, asked, ok, scripted
 
 IDS = [
     "01M8M2ZZZZZZZZZZZZZZZZZZZZ",
@@ -127,3 +132,69 @@ async def test_a_run_that_was_worked_whole_asks_for_no_rows() -> None:
     async with asked(ok({})) as (api, server, _pace):
         assert await follow(api, whole, LineView(io.StringIO())) is whole
     assert server.told == []
+
+
+GONE = {"shared": "gateway", "detail": "the gateway http://gw.test/ cannot be reached"}
+NOBODY = {"reason": "no_worker", "since": "", "detail": "no worker is alive"}
+CAPPED = {"reason": "max_inflight", "since": "", "detail": "the cap is in use"}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"outage": GONE}, "the gateway http://gw.test/ cannot be reached"),
+        ({"waiting": NOBODY}, "no worker is alive"),
+        ({"waiting": CAPPED}, None),
+        ({"outage": GONE, "pause_state": "paused"}, None),
+        ({"status": "completed"}, None),
+    ],
+)
+async def test_a_submit_that_nobody_watches_says_what_its_job_waits_for(
+    found: dict[str, object], told: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accepted = ok({"job_id": "J", "latest_run": RUN, "accepted_tasks": 1})
+    pace = Pace()
+    with scripted(accepted, ok({**RUN, **found})) as server:
+        target = ServerTarget(server.origin, KEY, pace)
+        tasks = [SourcedTask({"url": "http://a.test/"}, "line 1")]
+        assert await submit_tasks(target, Terminal(), tasks, JobOptions()) == 0
+    out, warned = capsys.readouterr()
+    assert out == "job J: 1 task accepted\n"
+    expected = f"warning: {told}; the job waits for it: conveyor watch J\n"
+    assert warned == ("" if told is None else expected)
+    assert pace.slept == []
+
+
+async def test_a_submit_to_a_terminal_waits_for_the_first_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accepted = ok({"job_id": "J", "latest_run": RUN, "accepted_tasks": 1})
+    pace = Pace()
+    with scripted(accepted, (404, {}, b"{}")) as server:
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        target = ServerTarget(server.origin, KEY, pace)
+        tasks = [SourcedTask({"url": "http://a.test/"}, "line 1")]
+        assert await submit_tasks(target, Terminal(), tasks, JobOptions()) == 0
+    assert pace.slept == [FIRST_CALL]
+    assert capsys.readouterr().err == ""
+
+
+def suggested(origin: str, word: str) -> list[str]:
+    command = click.Command("watch")
+    context = click.Context(command)
+    context.params = {"server": origin, "api_key": KEY}
+    return [item.value for item in suggest_jobs(context, click.Argument(["job"]), word)]
+
+
+def test_a_shell_completes_an_old_job_as_a_command_finds_it() -> None:
+    newer = [f"01M8M3{number:020}" for number in range(99, -1, -1)]
+    with scripted(listing(newer, "more"), listing(IDS[1:])) as server:
+        assert suggested(server.origin, "01M8M0") == [IDS[2]]
+        assert len(server.told) == 2
+
+
+def test_a_shell_is_offered_the_newest_jobs_and_as_many_as_it_shows() -> None:
+    newer = [f"01M8M3{number:020}" for number in range(99, -1, -1)]
+    with scripted(listing(newer, "more"), listing(IDS[1:])) as server:
+        assert suggested(server.origin, "") == ["last", *newer[:SUGGESTED_JOBS]]
+        assert len(server.told) == 1

@@ -10,9 +10,20 @@ from conveyor.client.listing import (
     FailureSummary,
     ResultTable,
     cause_line,
+    job_line,
+    jobs_header,
     waiting_line,
 )
-from conveyor.client.wire import FailureGroupReply, ProblemReply, ResultRow, WaitReply
+from conveyor.client.wire import (
+    FailureGroupReply,
+    JobReply,
+    OutageReply,
+    ProblemReply,
+    ResultRow,
+    RunReply,
+    StatsReply,
+    WaitReply,
+)
 
 LONG = "https://shop.example.com/catalogue/category/subcategory/item-000017.html?ref=1"
 
@@ -196,3 +207,41 @@ def test_a_task_that_waits_is_told_with_why_and_until_when() -> None:
     assert waiting_line(row) == (
         "such as http://a/\\x1b: host_retry_after, waits until 2026-11-30 10:15:00 UTC"
     )
+
+
+def job(total: int, failed: int, *, name: str = "", outage: OutageReply | None = None) -> JobReply:
+    stats = StatsReply(total=total, completed=total, successful=total - failed, failed=failed)
+    run = RunReply(run_id="R", job_id="J", status="completed", stats=stats, outage=outage)
+    if outage is not None:
+        run = RunReply(run_id="R", job_id="J", status="running", stats=stats, outage=outage)
+    return JobReply(
+        job_id="01M8MEDFTGV7KEBCT8GZ4BZHEA",
+        status="closed",
+        name=name,
+        created_at="2026-11-30T17:05:31.123Z",
+        latest_run=run,
+    )
+
+
+def test_a_job_off_a_terminal_is_written_in_full() -> None:
+    assert jobs_header(None) == f"{'job':<26}  {'created, UTC':<19}  {'state':<10}  tasks, name"
+    assert job_line(job(20_000, 12, name="n" * 41), None) == (
+        "01M8MEDFTGV7KEBCT8GZ4BZHEA  2026-11-30 17:05:31  completed   "
+        f"20,000/20,000 done, 12 failed  {'n' * 39}…"
+    )
+
+
+def test_a_job_whose_tasks_failed_keeps_its_numbers_in_80_columns() -> None:
+    assert jobs_header(80) == ("job                         UTC          state       tasks, name")
+    assert job_line(job(20, 3, name="books"), 80) == (
+        "01M8MEDFTGV7KEBCT8GZ4BZHEA  11-30 17:05  completed   20/20 done, 3 failed  books"
+    )
+    assert job_line(job(20_000, 12), 80).endswith("  20,000/20,000, 12 failed")
+
+
+def test_no_line_of_a_job_is_longer_than_the_terminal() -> None:
+    away = OutageReply(shared="file descriptors")
+    jobs = [job(20, 3, name="書籍" * 30), job(1_000_000, 1_000_000), job(9, 0, outage=away)]
+    for width in range(1, 150):
+        for line in [jobs_header(width), *(job_line(one, width) for one in jobs)]:
+            assert cell_len(line) <= width

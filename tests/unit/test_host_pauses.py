@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from email.utils import formatdate
 from pathlib import Path
 
+import anyio
 import pytest
 
 from conveyor.domain.model import TaskStatus, WaitReason
@@ -106,6 +107,52 @@ async def test_a_host_is_left_alone_as_long_as_it_asks(
     clock.shift(-7_200)  # the clock of the wall has no say
     await clock.advance(0.001)
     assert await fetch(gateway, server.url("/another")) is None
+
+
+async def test_a_call_that_waits_for_a_connection_learns_of_a_pause_before_it_is_sent(
+    clock: FakeClock, server: RawServer
+) -> None:
+    gateway = DirectGateway(clock, allow_private=True, connections=1)
+    found: list[ScrapeFailed | None] = []
+
+    async def take(url: str) -> None:
+        found.append(await fetch(gateway, url))
+
+    async with aclosing(gateway), anyio.create_task_group() as group:
+        group.start_soon(take, asking(server, 429, "3"))
+        for number in range(5):
+            group.start_soon(take, server.url(f"/{number}"))
+    assert len(server.all_requests) == 1
+    assert sum(isinstance(one, Postponed) for one in found) == 5
+
+
+async def test_a_connection_that_a_pause_left_unused_is_kept(
+    clock: FakeClock, server: RawServer
+) -> None:
+    is_looking, may_answer = anyio.Event(), anyio.Event()
+
+    async def lookup(_host: str, _port: int) -> list[str]:
+        is_looking.set()
+        await may_answer.wait()
+        return ["127.0.0.1"]
+
+    gateway = DirectGateway(clock, allow_private=True, lookup=lookup)
+    found: list[ScrapeFailed | None] = []
+
+    async def take(url: str) -> None:
+        found.append(await fetch(gateway, url))
+
+    async with aclosing(gateway):
+        async with anyio.create_task_group() as group:
+            group.start_soon(take, server.url("/slow", host="site.test"))
+            await is_looking.wait()
+            gateway._pauses.begin(parse_target(server.url(host="site.test")), 3.0)
+            may_answer.set()
+        assert isinstance(found[0], Postponed)
+        assert (found[0].sent, server.all_requests) == (0, [])
+        await clock.advance(4.0)
+        assert await fetch(gateway, server.url(host="site.test")) is None
+        assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from zenrows.batch.models import Run
 
 from conveyor.aio.outages import Outage, Outages
 from conveyor.domain.model import Problem, TaskFailure
+from conveyor.gateway.problems import transport_failure, unconnected
 from conveyor.ports.gateway import Absence, ScrapeFailed, Shared
 from conveyor.testing.clock import FakeClock
+from conveyor.wire.errors import TransportError, TransportTrouble
 from tests.unit.outage_world import LeavingGateway, OutageWorld, outage_world
 
 pytestmark = pytest.mark.anyio
@@ -115,7 +117,8 @@ async def test_the_run_says_why_it_waits(tmp_path: Path, caplog: pytest.LogCaptu
         outage = waiting["outage"]
         assert outage["shared"] == "gateway"
         assert outage["detail"] == (
-            "the gateway http://***@gateway.test:8080/v1/?*** cannot be reached"
+            "the gateway http://***@gateway.test:8080/v1/?*** cannot be reached:"
+            " no connection could be made"
         )
         assert "never_answered" not in outage
         assert (await world.get(f"/v1/jobs/{run['job_id']}"))["latest_run"]["outage"] == outage
@@ -216,3 +219,45 @@ async def test_a_clock_that_is_set_makes_no_outage_longer_or_shorter() -> None:
         clock.shift(seconds)
         await clock.advance(5.0)
     assert waited() == 10
+
+
+GATEWAY = "the gateway http://gw.test/"
+
+
+def not_connected(trouble: TransportTrouble) -> ScrapeFailed:
+    return unconnected(TransportError(trouble, is_connecting=True), Absence(Shared.GATEWAY))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cause"),
+    [
+        (TransportTrouble.UNRESOLVED, "the host name has no address"),
+        (TransportTrouble.UNREACHABLE, "no connection could be made"),
+        (TransportTrouble.TLS, "TLS could not be set up, or the certificate is not valid"),
+    ],
+)
+def test_an_outage_of_the_gateway_tells_name_connection_and_tls_apart(
+    trouble: TransportTrouble, cause: str
+) -> None:
+    outages = Outages(FakeClock(), gateway="http://gw.test/")
+    outages.judge(not_connected(trouble))
+    (outage,) = outages.now()
+    assert outage.detail == f"{GATEWAY} cannot be reached: {cause}"
+
+
+async def test_a_gateway_that_takes_connections_and_breaks_them_is_not_called_unreachable() -> None:
+    clock = FakeClock()
+    outages = Outages(clock, gateway="http://gw.test/")
+    outages.judge(not_connected(TransportTrouble.UNREACHABLE))
+    (before,) = outages.now()
+    await clock.advance(60.0)
+    broken = transport_failure(TransportTrouble.INTERRUPTED)
+    broken.sent = 1
+    outages.judge(broken)
+    (outage,) = outages.now()
+    assert outage.detail == (
+        f"{GATEWAY} gives no answer: the connection broke before the answer was whole"
+    )
+    assert (broken.is_spared, outage.since) == (True, before.since)
+    outages.judge(not_connected(TransportTrouble.UNREACHABLE))
+    assert outages.now() == [before]

@@ -8,6 +8,7 @@ one. Commands that need a fleet at rest first watch for workers that are alive.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -52,6 +53,22 @@ WORKER_WATCH = 3 * BEAT
 """Seconds without a sign of a worker after which a fleet may be removed."""
 
 Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceChange:
+    """One resource, and its `outcome`: made, there, changed, removed or absent. A `detail` says
+    what was changed."""
+
+    outcome: str
+    label: str
+    detail: str | None = None
+
+    def __str__(self) -> str:
+        line = f"{self.outcome:<8}{self.label}"
+        return line if self.detail is None else f"{line}: {self.detail}"
+
+
 T = TypeVar("T")
 
 
@@ -106,9 +123,9 @@ class Administration:
     ) -> None:
         await self._aws.aclose()
 
-    async def init(self) -> AsyncIterator[str]:
-        """Create missing resources; yield a line for each. Raises ConveyorError for the first that
-        cannot be created."""
+    async def init(self) -> AsyncIterator[ResourceChange]:
+        """Create missing resources; yield what became of each. Raises ConveyorError for the first
+        that cannot be created."""
         yield await self._ensure(self._rows)
         # Join the fleet before creating a bucket: a disagreement must leave nothing behind.
         had = await _translate_refusals(fleet_item(self._table))
@@ -118,17 +135,17 @@ class Administration:
         if self._options.ledger == "redis":
             # A new ledger stays closed for one lease; start it now, not with the first task.
             await self._redis_problem()
-        yield f"{'made' if had is None else 'there':<8}{self._fleet}"
+        yield ResourceChange("made" if had is None else "there", self._fleet)
 
-    async def _ensure(self, resource: Resource) -> str:
+    async def _ensure(self, resource: Resource) -> ResourceChange:
         try:
             changed = await resource.ensure()
         except AwsRefused as refused:
             text = f"{resource.label}: {describe(refused)}"
             raise ConveyorError(ErrorCode.UNAVAILABLE, text) from None
         if changed in ("", MADE):
-            return f"{changed or 'there':<8}{resource.label}"
-        return f"{'changed':<8}{resource.label}: {changed}"
+            return ResourceChange(changed or "there", resource.label)
+        return ResourceChange("changed", resource.label, changed)
 
     async def _join_fleet(self) -> None:
         """Agree on the terms of the fleet, without counting as a worker that is alive."""
@@ -181,8 +198,8 @@ class Administration:
                 "a worker is alive: stop all processes first (--even-if-alive does not look)",
             )
 
-    async def destroy(self) -> AsyncIterator[str]:
-        """Remove all resources of the environment; yield a line for each. Raises
+    async def destroy(self) -> AsyncIterator[ResourceChange]:
+        """Remove all resources of the environment; yield what became of each. Raises
         ConveyorError(conflict), before anything is removed, if the fleet uses another bucket than
         the options name, or the table is protected."""
         await self._check_bucket()
@@ -191,7 +208,7 @@ class Administration:
             raise ConveyorError(ErrorCode.CONFLICT, text)
         for resource in reversed(self._resources()):
             removed = await _translate_refusals(resource.remove())
-            yield f"{'removed' if removed else 'absent '} {resource.label}"
+            yield ResourceChange("removed" if removed else "absent", resource.label)
 
     async def _check_bucket(self) -> None:
         try:

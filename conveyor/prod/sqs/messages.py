@@ -134,6 +134,13 @@ async def _call(
 NOT_BEFORE = "not_before"
 """The message attribute with the instant, in milliseconds, before which a message stays hidden:
 set if its delay is longer than SQS allows."""
+DELAY = "delay"
+"""The attribute beside it with the same delay in seconds, which SQS's own clock measures."""
+SENT_AT, FIRST_RECEIVED_AT = "SentTimestamp", "ApproximateFirstReceiveTimestamp"
+RECEIVES = "ApproximateReceiveCount"
+MOST_HIDINGS = 3
+"""Receipts after which a message counts as due: each was preceded by a hiding for all that was
+left, so a clock that still calls it early is wrong."""
 MOST_DELAY = 900
 """Seconds by which SQS itself delays a message at most."""
 MOST_INSTANT = 10**18
@@ -191,7 +198,10 @@ def entry(message: Message, *, delay: float, now: int) -> dict[str, Any]:
         made["DelaySeconds"] = min(seconds, MOST_DELAY)
     if seconds > MOST_DELAY:
         until = str(now + seconds * 1_000)
-        made["MessageAttributes"] = {NOT_BEFORE: {"DataType": "Number", "StringValue": until}}
+        made["MessageAttributes"] = {
+            NOT_BEFORE: {"DataType": "Number", "StringValue": until},
+            DELAY: {"DataType": "Number", "StringValue": str(seconds)},
+        }
     return made
 
 
@@ -231,8 +241,33 @@ def find_misplaced(queue: str, message: Message) -> UnreadableMessage | None:
 
 
 def seconds_early(received: dict[str, Any], *, now: int) -> int:
-    """Return for how many more seconds a readable message has to stay hidden; 0 if it is due."""
-    return max(0, math.ceil((_not_before(received) - now) / 1_000))
+    """Return for how many more seconds a readable message has to stay hidden; 0 if it is due.
+
+    At its first receipt the clock of SQS tells, whatever this machine's says. Later nobody knows
+    the time of SQS: then `now` is believed, but for no more than was left at first.
+    """
+    left = max(0, math.ceil((_not_before(received) - now) / 1_000))
+    found = _left_at_first(received)
+    if found is None:
+        return left
+    receives, at_first = found
+    if receives <= 1:
+        return at_first
+    return min(left, at_first) if receives <= MOST_HIDINGS else 0
+
+
+def _left_at_first(received: dict[str, Any]) -> tuple[int, int] | None:
+    """Return how often a message was received, and the seconds that its delay had left at first;
+    None for one without a delay, or of an older version."""
+    about = received.get("Attributes", {})
+    try:
+        delay = int(received["MessageAttributes"][DELAY]["StringValue"])
+        waited = int(about[FIRST_RECEIVED_AT]) - int(about[SENT_AT])
+        receives = int(about[RECEIVES])
+    except (KeyError, ValueError):
+        return None
+    left = math.ceil(min(delay, MOST_INSTANT) - waited / 1_000)
+    return receives, max(0, left)
 
 
 def _not_before(received: dict[str, Any]) -> int:

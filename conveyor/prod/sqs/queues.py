@@ -32,8 +32,12 @@ from conveyor.ports.queues import (
 from conveyor.ports.tasks import UnfinishedTasks
 from conveyor.prod.aws.calls import Aws, AwsRefused
 from conveyor.prod.sqs.messages import (
+    DELAY,
+    FIRST_RECEIVED_AT,
     LONGEST_HIDING,
     NOT_BEFORE,
+    RECEIVES,
+    SENT_AT,
     UnreadableMessage,
     UnreadableMessages,
     entry,
@@ -320,8 +324,8 @@ class SqsQueues:
                     "MaxNumberOfMessages": limit,
                     "VisibilityTimeout": min(math.ceil(visibility), LONGEST_HIDING),
                     "WaitTimeSeconds": seconds,
-                    "AttributeNames": ["ApproximateReceiveCount"],
-                    "MessageAttributeNames": [NOT_BEFORE],
+                    "AttributeNames": [RECEIVES, SENT_AT, FIRST_RECEIVED_AT],
+                    "MessageAttributeNames": [NOT_BEFORE, DELAY],
                 },
             )
         except AwsRefused as refused:
@@ -355,7 +359,7 @@ class SqsQueues:
             elif seconds := seconds_early(one, now=now):
                 early[receipt] = seconds
             else:
-                count = int(one["Attributes"]["ApproximateReceiveCount"])
+                count = int(one["Attributes"][RECEIVES])
                 deliveries.append(Delivery(queue, message, receipt, count))
         # A message that cannot be hidden now is hidden when it comes again.
         with suppress(ConveyorError):
