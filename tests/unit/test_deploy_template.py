@@ -198,7 +198,7 @@ def _is_reference(value: Any) -> bool:
 
 
 def test_the_image_has_what_a_setting_may_ask_for() -> None:
-    """Else a role that is told of a collector does not start, and robots.txt cannot be asked for."""
+    """Else a role that is told of a collector does not start, and nobody can ask for robots.txt."""
     project = tomllib.loads((TEMPLATE.parents[2] / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"].keys()
     [installed] = re.findall(r"'\.\[([a-z,]+)\]'", TEMPLATE.with_name("Dockerfile").read_text())
