@@ -212,7 +212,7 @@ def test_no_number_is_taken_that_a_role_refuses(
     [container] = resources[f"{role}Task"]["Properties"]["ContainerDefinitions"]
     checked = 0
     for one in _given(container["Environment"]):
-        value = one.get("Value")
+        value: Any = one.get("Value")
         parameter = template["Parameters"].get(value["Ref"], {}) if _is_reference(value) else {}
         if parameter.get("Type") == "Number":
             most = parameter.get("MaxValue", 1_000_000_000)
