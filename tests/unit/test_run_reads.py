@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-import pytest
 
 from conveyor.domain.ids import task_id
 from conveyor.ports.tasks import Claimed
@@ -16,8 +15,6 @@ from conveyor.prod.dynamodb.tasks import DynamoTasks
 from conveyor.simulation.loop import VirtualTime, run
 from tests.memory_table import MemoryTable
 from tests.unit.counting_fleet import CLAIM, FLUSH, RUN_ID, Fleet, Seam, Weather
-
-pytestmark = pytest.mark.slow
 
 TASKS = 120
 SECONDS = 3.0
