@@ -35,7 +35,15 @@ from conveyor.prod.s3.blobs import S3Blobs
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.signals import EndSignals, RedisSignals
 from conveyor.prod.sqs.queues import SqsQueues
-from conveyor.prod.startup_checks import BEAT, check_redis, production_resources, start
+from conveyor.prod.startup_checks import (
+    BEAT,
+    check_redis,
+    difference,
+    fleet_item,
+    production_resources,
+    start,
+    terms,
+)
 from conveyor.prod.stepfunctions import StepFunctionsCallbacks
 from conveyor.records.task_sending import may_have_policy
 
@@ -156,8 +164,8 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(options: ProdOptions, clock: Clock) -> AsyncIterator[Fleet]:
-    """Open the parts that an administrator reads. Raises ConveyorError(unavailable) as
-    `open_records` does."""
+    """Open the parts that an administrator reads. Raises ConveyorError: (unavailable) as
+    `open_records` does; (conflict) if the fleet has other terms than the options."""
     async with AsyncExitStack() as stack:
         boto = await open_clients(options.aws, clock, "dynamodb", "sqs")
         stack.push_async_callback(boto.aclose)
@@ -168,6 +176,10 @@ async def open_fleet(options: ProdOptions, clock: Clock) -> AsyncIterator[Fleet]
         if server is not None:
             stack.push_async_callback(server.aclose)
         try:
+            item = await fleet_item(table)
+            problem = None if item is None else difference(item, terms(options), works=True)
+            if problem is not None:
+                raise ConveyorError(ErrorCode.CONFLICT, problem)
             yield Fleet(
                 store=store,
                 queues=_queues(aws, table, store, options, clock),

@@ -85,9 +85,10 @@ def test_a_paused_fleet_starts_nothing_and_goes_on_where_it_was(running: RoleFle
         assert_exact(wire, running, job["job_id"], urls, faults=0)
 
 
-def test_a_run_that_does_not_exist_is_told_in_one_line(running: RoleFleet) -> None:
-    with pytest.raises(RuntimeError, match="no such run"):
-        running.admin("run", "01K9ZQ3V5N8M2X7C4B6D1F0G9H")
+@pytest.mark.parametrize("run_id", ["01K9ZQ3V5N8M2X7C4B6D1F0G9H", "", "../x", "\udcff"])
+def test_a_run_that_does_not_exist_is_told_in_one_line(running: RoleFleet, run_id: str) -> None:
+    with pytest.raises(RuntimeError, match="^conveyor admin run: conveyor: no such run\n$"):
+        running.admin("run", run_id)
 
 
 def test_what_programs_read_is_json(running: RoleFleet) -> None:

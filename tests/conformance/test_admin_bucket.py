@@ -11,9 +11,11 @@ from conveyor.clock import SystemClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.prod.admin.checks import MADE, blobs_problem
 from conveyor.prod.admin.resources import BucketResource
+from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.s3.bucket import OWNER_KEY, ensure_bucket, own
+from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.emulators import REGION, address, aws_options
 
 pytestmark = pytest.mark.extended
@@ -68,6 +70,64 @@ async def test_a_versioned_bucket_is_removed_with_every_version(aws: AwsClient, 
 
     assert await bucket.remove() is True
     assert "does not exist" in str(await bucket.problem())
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["create_bucket", "put_object", "put_bucket_lifecycle_configuration"]
+    + ["delete_objects", "abort_multipart_upload", "delete_bucket"],
+)
+async def test_a_bucket_is_made_and_removed_although_an_answer_is_lost(
+    aws: AwsClient, name: str, operation: str
+) -> None:
+    faulty = FaultyAws(aws)
+    faulty.lose_answer("s3", operation)
+    bucket = BucketResource(faulty, name, region=REGION, environment="one")
+    await bucket.ensure()
+    assert await bucket.problem() is None
+    await aws.call("s3", "create_multipart_upload", {"Bucket": name, "Key": "exports/begun"})
+
+    assert await bucket.remove() is True
+    assert faulty.fired == 1
+    assert "does not exist" in str(await bucket.problem())
+
+
+class Denied:
+    """An `Aws` that denies the removal of certain objects, as a bucket with a lock does."""
+
+    def __init__(self, aws: AwsClient, key: str, *, times: int) -> None:
+        self._aws = aws
+        self._key = key
+        self._times = times
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        if operation != "delete_objects":
+            return await self._aws.call(service, operation, parameters)
+        objects = parameters["Delete"]["Objects"]
+        kept = [one for one in objects if one["Key"] == self._key and self._times > 0]
+        self._times -= bool(kept)
+        if others := [one for one in objects if one not in kept]:
+            await self._aws.call(
+                service, operation, {**parameters, "Delete": {"Objects": others, "Quiet": True}}
+            )
+        return {"Errors": [{**one, "Code": "AccessDenied"} for one in kept]}
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+
+@pytest.mark.timeout(30)
+async def test_an_object_that_cannot_be_removed_ends_the_removal(aws: AwsClient, name: str) -> None:
+    await BucketResource(aws, name, region=REGION, environment="one").ensure()
+    for key in ("results/30/locked", "results/30/other"):
+        await aws.call("s3", "put_object", {"Bucket": name, "Key": key, "Body": b"x"})
+
+    denied = Denied(aws, "results/30/locked", times=1_000)
+    with pytest.raises(AwsRefused, match="AccessDenied"):
+        await BucketResource(denied, name, region=REGION, environment="one").remove()
+    late = Denied(aws, "results/30/locked", times=1)
+    await aws.call("s3", "put_object", {"Bucket": name, "Key": "results/30/other", "Body": b"x"})
+    assert await BucketResource(late, name, region=REGION, environment="one").remove()
 
 
 async def test_versions_of_what_was_deleted_expire(aws: AwsClient, name: str) -> None:

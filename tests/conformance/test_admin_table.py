@@ -12,10 +12,12 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.prod.admin.checks import MADE, clock_problem, rows_problem
 from conveyor.prod.admin.resources import TableResource
+from conveyor.prod.aws.calls import Answer, AwsRefused, Parameters
 from conveyor.prod.aws.client import AwsClient
 from conveyor.prod.aws.opening import open_aws
 from conveyor.prod.dynamodb.client import Table
 from conveyor.prod.dynamodb.schema import BY_DISPATCH, table_parameters
+from conveyor.testing.aws_faults import FaultyAws
 from tests.conformance.emulators import address, aws_options
 
 pytestmark = pytest.mark.extended
@@ -48,6 +50,15 @@ async def create(aws: AwsClient, name: str, **changed: Any) -> None:
     await aws.call("dynamodb", "create_table", {**table_parameters(name), **changed})
 
 
+async def create_without(aws: AwsClient, name: str, missing: str) -> None:
+    """Make the table without one of its indexes."""
+    whole = table_parameters(name)
+    indexes = [i for i in whole["GlobalSecondaryIndexes"] if i["IndexName"] != missing]
+    used = {key["AttributeName"] for i in (whole, *indexes) for key in i["KeySchema"]}
+    attributes = [a for a in whole["AttributeDefinitions"] if a["AttributeName"] in used]
+    await create(aws, name, GlobalSecondaryIndexes=indexes, AttributeDefinitions=attributes)
+
+
 async def test_a_table_is_made_once_and_then_found_right(resource: TableResource) -> None:
     assert "does not exist" in str(await resource.problem())
     assert await resource.ensure() == MADE
@@ -66,14 +77,85 @@ async def test_a_table_is_removed_once(resource: TableResource) -> None:
 async def test_a_missing_index_is_named_and_made(
     aws: AwsClient, name: str, resource: TableResource
 ) -> None:
-    whole = table_parameters(name)
-    indexes = [i for i in whole["GlobalSecondaryIndexes"] if i["IndexName"] != BY_DISPATCH]
-    used = {key["AttributeName"] for i in (whole, *indexes) for key in i["KeySchema"]}
-    attributes = [a for a in whole["AttributeDefinitions"] if a["AttributeName"] in used]
-    await create(aws, name, GlobalSecondaryIndexes=indexes, AttributeDefinitions=attributes)
+    await create_without(aws, name, BY_DISPATCH)
 
     assert f"lacks the index {BY_DISPATCH}" in str(await resource.problem())
     assert await resource.ensure() == f"got its index {BY_DISPATCH}, lets items expire by ttl"
+    assert await resource.problem() is None
+
+
+class Repeated:
+    """An `Aws` that carries a call out, and refuses it as AWS refuses the same call once more."""
+
+    def __init__(self, aws: AwsClient, operation: str, word: str) -> None:
+        self._aws = aws
+        self._operation = operation
+        self._word = word
+
+    async def call(self, service: str, operation: str, parameters: Parameters) -> Answer:
+        answer = await self._aws.call(service, operation, parameters)
+        if operation == self._operation:
+            raise AwsRefused(self._word, "", asked=(service, operation))
+        return answer
+
+    def presign(self, operation: str, parameters: Parameters, *, seconds: int) -> str:
+        return self._aws.presign(operation, parameters, seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("operation", "word"),
+    [
+        ("create_table", "ResourceInUseException"),
+        ("update_table", "ResourceInUseException"),
+        ("update_time_to_live", "ValidationException"),
+        ("delete_table", "ResourceInUseException"),
+        ("delete_table", "ResourceNotFoundException"),
+    ],
+)
+async def test_a_table_is_made_and_removed_although_an_answer_is_lost(
+    aws: AwsClient, name: str, operation: str, word: str
+) -> None:
+    if operation == "update_table":
+        await create_without(aws, name, BY_DISPATCH)
+    resource = TableResource(Repeated(aws, operation, word), name, CLOCK)
+    changed = await resource.ensure()
+    assert (changed == MADE) is (operation != "update_table")
+    assert await resource.problem() is None
+    assert await resource.remove() is True
+    assert "does not exist" in str(await resource.problem())
+
+
+@pytest.mark.parametrize("operation", ["update_table", "update_time_to_live"])
+async def test_what_is_refused_and_was_not_done_is_told(
+    aws: AwsClient, name: str, operation: str
+) -> None:
+    await create_without(aws, name, BY_DISPATCH)
+    faulty = FaultyAws(aws)
+    refusal = AwsRefused("LimitExceededException", "", asked=("dynamodb", operation))
+    faulty.fail("dynamodb", operation, refusal, times=9)
+    resource = TableResource(faulty, name, CLOCK)
+    with pytest.raises(AwsRefused, match="LimitExceeded"):
+        await resource.ensure()
+
+
+async def test_a_table_that_cannot_be_removed_now_is_told(
+    aws: AwsClient, name: str, resource: TableResource
+) -> None:
+    await resource.ensure()
+    faulty = FaultyAws(aws)
+    refusal = AwsRefused("ResourceInUseException", "", asked=("dynamodb", "delete_table"))
+    faulty.fail("dynamodb", "delete_table", refusal)
+    with pytest.raises(AwsRefused, match="ResourceInUse"):
+        await TableResource(faulty, name, CLOCK).remove()
+
+
+async def test_an_index_is_made_although_the_answer_is_lost(aws: AwsClient, name: str) -> None:
+    await create_without(aws, name, BY_DISPATCH)
+    faulty = FaultyAws(aws)
+    faulty.lose_answer("dynamodb", "update_table")
+    resource = TableResource(faulty, name, CLOCK)
+    assert await resource.ensure() == f"got its index {BY_DISPATCH}, lets items expire by ttl"
+    assert faulty.fired == 1
     assert await resource.problem() is None
 
 

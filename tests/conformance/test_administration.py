@@ -179,6 +179,19 @@ async def test_what_was_taken_away_is_named(environment: Environment, aws: AwsCl
     assert f"{name} does not exist" in told
 
 
+async def test_a_run_is_looked_at_by_the_terms_of_its_fleet_alone(environment: Environment) -> None:
+    """In another ledger nobody holds a permit, and no worker has said a word."""
+    await environment.init()
+    other = replace(environment.settings, ledger="dynamodb")
+    with pytest.raises(ConveyorError, match="keeps its permits in redis") as caught:
+        await admin.show_run(other, environment.said.append, CLOCK.new_id(), as_json=True)
+    assert caught.value.code is ErrorCode.CONFLICT
+    with pytest.raises(ConveyorError, match="no such run"):
+        await admin.show_run(
+            environment.settings, environment.said.append, CLOCK.new_id(), as_json=True
+        )
+
+
 async def test_another_ledger_than_the_fleets_is_refused_and_told(
     environment: Environment,
 ) -> None:

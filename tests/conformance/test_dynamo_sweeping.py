@@ -24,6 +24,7 @@ from conveyor.prod.dynamodb import schema
 from conveyor.prod.dynamodb.client import Query, Table
 from conveyor.prod.dynamodb.jobs import DynamoJobs
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlace, RunPlaces, new_run_item
+from conveyor.prod.dynamodb.runs import query_all
 from conveyor.prod.dynamodb.schema import (
     Key,
     by_time,
@@ -227,6 +228,21 @@ async def test_an_intent_whose_run_exists_goes_alone(bench: Bench) -> None:
     assert await bench.sweeping.tidy(now=bench.now) == 1
     assert await bench.left(place) == [0, 1, 2]
     assert await bench.table.get(intent) is None
+
+
+async def test_no_partition_has_all_intents_and_each_is_looked_at(bench: Bench) -> None:
+    """Each small submit writes and removes one, and a partition takes 1,000 writes a second."""
+    count = 40
+    for _ in range(count):
+        await bench.intent(_place(bench, 1))
+    found = [
+        len(await query_all(bench.table, [partition], index=schema.BY_OWNER))
+        for partition in schema.all_partitions("intents")
+    ]
+    assert sum(found) == count
+    assert max(found) <= count / 2
+    await bench.pass_by(PATIENCE + 1)
+    assert await bench.sweeping.tidy(now=bench.now) == count
 
 
 async def test_who_was_given_up_cannot_make_the_job_any_more(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,7 +23,7 @@ from conveyor.prod.s3.bucket import lifecycle_rules
 from conveyor.prod.sealing import open_data_key
 from conveyor.prod.sqs.registry import attributes, prefix
 from conveyor.records.blob_keys import template_key
-from conveyor.settings import SETTINGS
+from conveyor.settings import SETTINGS, load
 from conveyor.settings.validators import name as environment_name
 from conveyor.testing.clock import FakeClock
 
@@ -194,6 +195,31 @@ def test_every_setting_can_be_set(
 
 def _is_reference(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("Ref"), str)
+
+
+def test_the_image_has_what_a_setting_may_ask_for() -> None:
+    """Else a role that is told of a collector does not start, and nobody can ask for robots.txt."""
+    project = tomllib.loads((TEMPLATE.parents[2] / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"].keys()
+    [installed] = re.findall(r"'\.\[([a-z,]+)\]'", TEMPLATE.with_name("Dockerfile").read_text())
+    assert set(installed.split(",")) == extras - {"dev", "xlsx"}
+
+
+@pytest.mark.parametrize("role", ["Api", "Worker"])
+def test_no_number_is_taken_that_a_role_refuses(
+    template: dict[str, Any], resources: dict[str, Any], role: str
+) -> None:
+    [container] = resources[f"{role}Task"]["Properties"]["ContainerDefinitions"]
+    checked = 0
+    for one in _given(container["Environment"]):
+        value: Any = one.get("Value")
+        parameter = template["Parameters"].get(value["Ref"], {}) if _is_reference(value) else {}
+        if parameter.get("Type") == "Number":
+            most = parameter.get("MaxValue", 1_000_000_000)
+            for number in (parameter["MinValue"], most):
+                load({one["Name"]: str(number)}, production=True)
+            checked += 1
+    assert checked >= 4
 
 
 def test_what_starts_a_role_may_read_its_settings(resources: dict[str, Any]) -> None:

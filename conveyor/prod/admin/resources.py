@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Awaitable, Collection
 from typing import Any
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.ports.clock import Clock
 from conveyor.ports.queues import CONTROL_QUEUE, DEAD_LETTER_QUEUE
 from conveyor.prod.admin.checks import MADE
-from conveyor.prod.aws.calls import Aws, AwsRefused, Parameters
+from conveyor.prod.aws.calls import Answer, Aws, AwsRefused, Parameters
 from conveyor.prod.dynamodb.schema import TIME_TO_LIVE, table_parameters
 from conveyor.prod.s3.bucket import (
     bucket_exists,
@@ -23,6 +24,19 @@ from conveyor.prod.s3.bucket import (
     take,
 )
 from conveyor.prod.sqs.registry import BLOCKED, NO_QUEUE, RETENTION, attributes, prefix
+
+NO_BUCKET = frozenset({"NoSuchBucket", "404"})
+NO_UPLOAD = frozenset({"NoSuchUpload", "404"})
+
+
+async def unless_done(call: Awaitable[Answer], words: Collection[str]) -> None:
+    """Make a call, and take a refusal by one of these words as success: an earlier try of it was
+    carried out, and its answer lost. Raises AwsRefused for any other."""
+    try:
+        await call
+    except AwsRefused as refused:
+        if refused.word not in words:
+            raise
 
 
 class BucketResource:
@@ -70,24 +84,31 @@ class BucketResource:
             raise ConveyorError(ErrorCode.CONFLICT, f"{self.label} belongs to environment {owner}")
         await self._empty()
         await self._end_uploads()
-        await self._call("delete_bucket")
+        await unless_done(self._call("delete_bucket"), NO_BUCKET)
         return True
 
     async def _empty(self) -> None:
-        """Remove all objects, and all their versions: a bucket with one is not removed."""
+        """Remove all objects, and all their versions: a bucket with one is not removed. Raises
+        AwsRefused if S3 keeps all that are left."""
         while True:
             listed = await self._call("list_object_versions")
             found = [*listed.get("Versions", []), *listed.get("DeleteMarkers", [])]
             if not found:
                 return
             keys = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in found]
-            await self._call("delete_objects", Delete={"Objects": keys, "Quiet": True})
+            answer = await self._call("delete_objects", Delete={"Objects": keys, "Quiet": True})
+            kept = answer.get("Errors", [])
+            if len(kept) == len(keys):
+                word = str(kept[0].get("Code", ""))
+                text = f"s3 does not remove {kept[0].get('Key')}"
+                raise AwsRefused(word, text, asked=("s3", "delete_objects"))
 
     async def _end_uploads(self) -> None:
         for upload in (await self._call("list_multipart_uploads")).get("Uploads", []):
-            await self._call(
+            ended = self._call(
                 "abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"]
             )
+            await unless_done(ended, NO_UPLOAD)
 
     async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         return await self._aws.call("s3", operation, {"Bucket": self._name, **parameters})
@@ -142,11 +163,7 @@ class QueuesResource:
         removed = False
         while urls := await self._list_queues():
             for url in urls:
-                try:
-                    await self._call("delete_queue", QueueUrl=url)
-                except AwsRefused as refused:
-                    if refused.word not in NO_QUEUE:
-                        raise
+                await unless_done(self._call("delete_queue", QueueUrl=url), NO_QUEUE)
             removed = True
             # SQS may list a deleted queue for a while.
             await self._clock.sleep(1.0)
@@ -245,28 +262,44 @@ class TableResource:
         changes: list[str] = []
         made = ""
         if await self._describe() is None:
-            try:
-                await self._call("create_table", **_without_name(table_parameters(self._name)))
-                made = MADE
-            except AwsRefused as refused:
-                if refused.word != TABLE_IN_USE:
-                    raise
+            parameters = _without_name(table_parameters(self._name))
+            await unless_done(self._call("create_table", **parameters), {TABLE_IN_USE})
+            made = MADE
         table = await self._active()
         for index in _missing(table):
+            await self._make_index(index)
+            changes.append(f"got its index {index['IndexName']}")
+        if not await self._expires():
+            await self._let_expire()
+            changes.append(f"lets items expire by {TIME_TO_LIVE}")
+        return made or ", ".join(changes)
+
+    async def _make_index(self, index: dict[str, Any]) -> None:
+        """Make an index, and wait for it. A refusal is passed over if it is there then: an earlier
+        try, whose answer was lost, made it."""
+        refusal: AwsRefused | None = None
+        try:
             await self._call(
                 "update_table",
                 AttributeDefinitions=table_parameters(self._name)["AttributeDefinitions"],
                 GlobalSecondaryIndexUpdates=[{"Create": index}],
             )
-            changes.append(f"got its index {index['IndexName']}")
-            await self._active()
-        if not await self._expires():
+        except AwsRefused as refused:
+            refusal = refused
+        table = await self._active()
+        if refusal is not None and index in _missing(table):
+            raise refusal
+
+    async def _let_expire(self) -> None:
+        """Switch the time to live on, where a refusal is passed over likewise."""
+        try:
             await self._call(
                 "update_time_to_live",
                 TimeToLiveSpecification={"Enabled": True, "AttributeName": TIME_TO_LIVE},
             )
-            changes.append(f"lets items expire by {TIME_TO_LIVE}")
-        return made or ", ".join(changes)
+        except AwsRefused:
+            if not await self._expires():
+                raise
 
     async def problem(self) -> str | None:
         """Compare the table with its description. Raises AwsRefused."""
@@ -297,12 +330,15 @@ class TableResource:
 
     async def remove(self) -> bool:
         """Remove the table; return False if it did not exist. Raises AwsRefused."""
-        try:
-            await self._call("delete_table")
-        except AwsRefused as refused:
-            if refused.word != NO_TABLE:
-                raise
+        table = await self._describe()
+        if table is None:
             return False
+        try:
+            await unless_done(self._call("delete_table"), {NO_TABLE})
+        except AwsRefused:
+            left = await self._describe()
+            if left is not None and left["TableStatus"] != "DELETING":
+                raise
         deadline = self._clock.monotonic() + TABLE_TIMEOUT
         while await self._describe() is not None:
             await self._wait(deadline)

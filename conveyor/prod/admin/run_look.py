@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from conveyor.domain import ids
 from conveyor.domain.errors import not_found
 from conveyor.domain.run_waits import Crew, RunWait, Sight, run_wait
 from conveyor.ports.clock import Clock
@@ -64,7 +65,7 @@ class RunLook(msgspec.Struct, frozen=True, kw_only=True):
 async def look_at_run(fleet: Fleet, run_id: str, clock: Clock, *, heartbeat: float) -> RunLook:
     """Look at a run. `heartbeat` is that of the workers in seconds, where none was heard. Raises
     ConveyorError(not_found)."""
-    run = await fleet.store.runs.find_run(run_id)
+    run = await fleet.store.runs.find_run(run_id) if ids.is_ulid(run_id) else None
     job = None if run is None else await fleet.store.jobs.find_job(run.job_id)
     if run is None or job is None:
         raise not_found("run")
