@@ -138,7 +138,7 @@ class Worker:
         self._heartbeat = heartbeat
         self._tickers, self._overlapping, self._reporter = beside
         self._stopped_at = 0.0
-        self._beats_at = clock.monotonic()
+        self._beats_at: float  # from before there is work
         self.lag = LoopLag(clock)
 
     def away(self) -> list[str]:

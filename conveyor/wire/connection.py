@@ -10,7 +10,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from math import inf
 from typing import cast
 
 from conveyor.wire.errors import TransportError, TransportTrouble
@@ -206,7 +205,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._reader is None:
             return
         self._whole_by = self._due = deadline
-        if deadline < inf and (self._timer is None or self._timer_at > deadline):
+        if self._timer is None or self._timer_at > deadline:
             self._set_timer(deadline)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
@@ -370,7 +369,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self._loop.time() >= self._due:
             self._fail(TransportError(TransportTrouble.TIMEOUT))
-        elif self._due < inf:
+        else:
             self._set_timer(self._due)
 
     def _fail(self, error: TransportError) -> None:

@@ -334,6 +334,34 @@ async def test_a_put_that_cannot_be_left_is_made_again_only_in_time(
     assert len(tried) == puts
 
 
+@pytest.mark.parametrize("began", [-2 * LAST_PATIENCE, 4.0])
+async def test_a_write_has_its_last_time_from_the_stop_or_from_its_beginning_after_it(
+    began: float,
+) -> None:
+    """Seconds after the stop."""
+    bench = Bench()
+    bench.shelf.hangs = True
+    ended: list[float] = []
+
+    async def store() -> None:
+        with pytest.raises(ConveyorError):
+            await writes.put(key_of(1), b"body")
+        ended.append(bench.clock.monotonic())
+
+    writes = StoppableWrites(bench.shelf, bench.clock)
+    async with anyio.create_task_group() as group:
+        if began > 0:
+            writes.stop()
+            await bench.advance(began)
+        group.start_soon(store)
+        if began < 0:
+            await bench.advance(-began)
+            writes.stop()
+        due = bench.clock.monotonic() + LAST_PATIENCE
+        await bench.advance(2 * LAST_PATIENCE)
+    assert ended == [due]
+
+
 @pytest.mark.parametrize("refused", ["the pack", "a body"])
 async def test_bodies_do_not_share_the_fate_of_one_that_is_refused(refused: str) -> None:
     bench = Bench()

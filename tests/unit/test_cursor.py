@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from string import ascii_letters, digits
 
 import pytest
 from hypothesis import given, settings
@@ -51,6 +52,15 @@ def test_one_changed_byte_is_refused(place: int, flip: int) -> None:
     token = bytearray(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     token[place % len(token)] ^= flip
     refused(base64.urlsafe_b64encode(bytes(token)).decode().rstrip("="))
+
+
+@pytest.mark.parametrize("position", ["p", "po", "pos"])
+def test_no_other_letter_stands_for_the_last_one(position: str) -> None:
+    """Base64 leaves bits of it unused: a cursor has one spelling."""
+    text = encode_cursor(position, scope=SCOPE, key=KEY)
+    for letter in ascii_letters + digits + "-_":
+        if letter != text[-1]:
+            refused(text[:-1] + letter)
 
 
 def test_a_cursor_of_another_list_caller_or_key_is_refused() -> None:

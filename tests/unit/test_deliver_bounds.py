@@ -224,6 +224,8 @@ async def test_many_due_at_a_silent_host_are_each_read_once_and_put_off_side_by_
     most = writing = 0
 
     async def counted_due(*, now: int, limit: int) -> list[EventDelivery]:
+        # Of hundreds, whose bodies may be large, no more are in memory at a time.
+        assert limit <= 100
         found = await due(now=now, limit=limit)
         read.update(one.delivery_id for one in found if not one.leased_until)
         return found

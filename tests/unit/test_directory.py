@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.dev.directory import CONTENTS, SECRET_BYTES, DataDirectory
+from conveyor.dev.directory import CONTENTS, SECRET_BYTES, DataDirectory, directory_problem
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.testing.clock import FakeClock
 
@@ -97,12 +97,12 @@ def test_a_second_owner_is_refused_and_touches_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConveyorError) as caught:
         _open(tmp_path, secret="other")
     assert caught.value.code is ErrorCode.CONFLICT
-    assert caught.value.detail == (
-        f"{tmp_path} is in use by another conveyor-dev (pid {os.getpid()})"
-    )
+    in_use = f"{tmp_path} is in use by another conveyor-dev (pid {os.getpid()})"
+    assert caught.value.detail == directory_problem(tmp_path) == in_use
     assert _contents(tmp_path) == before
     first.close()
     first.close()
+    assert directory_problem(tmp_path) is None
     _open(tmp_path).close()
 
 

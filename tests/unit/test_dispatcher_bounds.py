@@ -10,6 +10,7 @@ import pytest
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.ids import task_id
+from conveyor.engine.delivery import LINGER
 from conveyor.engine.dispatcher import CALM, ERROR_PAUSE
 from conveyor.engine.lanes import THROTTLE_FACTOR, Lane
 from conveyor.engine.planner import PROBE_SHARE
@@ -153,19 +154,23 @@ async def test_what_is_done_when_the_worker_stops_is_acknowledged() -> None:
 
 async def test_what_ends_during_a_slow_acknowledgement_is_acknowledged_at_the_stop() -> None:
     """The call for one run is under way when a task of another ends and the worker stops."""
-    world = World(slots=SLOTS, duration=lambda one: 1.5 if one.queue == "run-b" else 1.0)
-    delete = world.queues.delete
+    later = 1.0 + LINGER + 0.5
+    world = World(slots=SLOTS, duration=lambda one: later if one.queue == "run-b" else 1.0)
+    delete, under_way = world.queues.delete, set[str]()
 
     async def slow_delete(queue: str, receipts: Sequence[str]) -> None:
+        under_way.add(queue)
         await world.clock.sleep(1.0)
         await delete(queue, receipts)
+        under_way.remove(queue)
 
     world.queues.delete = slow_delete  # type: ignore[method-assign]
     async with world.running():
         await world.submit("a", 1)
         await world.submit("b", 1)
-        await world.clock.advance(1.6)
+        await world.clock.advance(later + 0.1)
         assert len(world.tasks.done) == 2
+        assert under_way == {"run-a"}
 
     assert world.queues.depth("run-a") == world.queues.depth("run-b") == 0
     await world.clock.advance(100)
@@ -213,6 +218,17 @@ async def test_no_message_waits_in_a_buffer_for_a_third_of_its_hiding(visibility
 
     assert given_back
     assert max(given_back) <= min(10.0, visibility / 3) + 1.0
+
+
+async def test_slots_do_not_wait_for_receives_while_a_queue_gives_all_it_is_asked_for() -> None:
+    """The buffer is filled up beside them, before it is empty."""
+    world = World(slots=10, duration=lambda _delivery: 0.5)
+    world.queues.receive_time = 0.3
+    async with world.running():
+        await world.submit("a", 1_000)
+        await world.clock.advance(30)
+
+    assert len(world.tasks.done) >= 0.95 * 10 * 30 / 0.5
 
 
 async def test_a_queue_that_brought_less_than_it_was_asked_is_not_asked_for_more_at_once() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from conveyor.domain.hosts import HostPattern, HostRules, Politeness, host_key
 from conveyor.domain.run_waits import RunWaitReason
+from conveyor.engine.host_starts import LATE
 from conveyor.engine.hosts import PATIENCE, WAITING_OF_HOST
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.pacing import NOTHING_ELSE, Booking, HostState
@@ -657,6 +658,7 @@ async def test_no_host_has_so_many_waiting_that_others_are_not_asked_for() -> No
 
 
 async def test_a_slow_answer_of_the_pacing_stops_no_host() -> None:
+    """It is asked for the earlier, once it is known how long it takes."""
     for lanes in ((A,), ()):
         bench = world(rate=1.0, seconds=0.2)
         state = bench.pacing.state
@@ -673,7 +675,36 @@ async def test_a_slow_answer_of_the_pacing_stops_no_host() -> None:
         async with bench.running():
             await bench.submit("a", 20, hosts=(A,), lanes=lanes)
             await bench.clock.advance(10.0)
-            assert len(bench.starts) >= 9
+        starts = starts_of(bench)
+        assert len(starts) >= 9
+        late = [start - starts[0] - number for number, start in enumerate(starts)]
+        assert max(late[2:]) == pytest.approx(LATE)
+
+
+async def test_a_worker_wants_no_permit_of_a_host_for_messages_that_went() -> None:
+    """Others would hand theirs over, one after the other, for nobody."""
+    bench = world(limit=1, seconds=500.0)
+
+    async def wanting(sequence: int) -> int:
+        request = LeaseRequest(
+            job_id=host_key(A),
+            holder="other",
+            count=1,
+            before=min(1, sequence),
+            sequence=sequence,
+        )
+        state = await bench.permits.acquire_or_renew(request, limit=1, lease=1e6)
+        assert state.granted
+        return state.wanting
+
+    assert await wanting(0) == 0
+    async with bench.running():
+        await bench.submit("a", 3, hosts=(A,))
+        await bench.clock.advance(2.0)
+        assert await wanting(1) == 1
+        await bench.dispatcher.close_lane("a")
+        await bench.clock.advance(0.5)
+        assert await wanting(2) == 0
 
 
 Halting = Callable[[World], object]

@@ -109,6 +109,17 @@ def test_idle_permits_that_are_dropped_are_told() -> None:
     assert (lease.permits, lease.dirty) == (1, True)
 
 
+def test_of_permits_that_were_lost_the_ledger_is_told_nothing() -> None:
+    """For the mistake of a call for each lease once a ledger that was away is back: it has taken
+    the permits back by itself."""
+    lease, _lane = lease_with_a_lane(permits=5)
+    lease.shed_idle(0.0, keep=1, after=0.0)
+    assert (lease.permits, lease.dirty) == (1, True)
+    for _ in range(2):
+        lease.forfeit()
+        assert (lease.permits, lease.dirty) == (0, False)
+
+
 def test_a_full_ledger_is_asked_more_rarely_the_more_workers_ask_it() -> None:
     """For the mistake of counting a worker without permits as nobody, or one with some twice."""
     pauses = {}

@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
+from conveyor.domain.errors import ConveyorError
 from conveyor.prod.aws.calls import AwsOptions
 from conveyor.prod.options import ProdOptions
-from conveyor.prod.redis.server import RedisServer
+from conveyor.prod.redis.server import AWAY_AFTER, AWAY_FOR, RedisServer
 from conveyor.prod.startup_checks import check_redis
 from conveyor.testing.clock import FakeClock
 
@@ -55,6 +56,21 @@ async def test_who_needs_redis_says_at_the_start_that_it_is_away(
     assert [line[line.index("(127") :] for line in lines] == told
     assert all(line.startswith("redis does not answer: ") for line in lines)
     assert PASSWORD not in caplog.text
+
+
+async def test_a_server_is_away_once_it_has_failed_a_few_times_and_not_before() -> None:
+    clock = FakeClock()
+    server = RedisServer(NOWHERE, clock)
+    seen = [server.away]
+    for _ in range(AWAY_AFTER):
+        with pytest.raises(ConveyorError):
+            await server.ping()
+        seen.append(server.away)
+    await clock.advance(AWAY_FOR + 1)
+    seen.append(server.away)
+    await server.aclose()
+
+    assert seen == [*([False] * AWAY_AFTER), True, False]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
+from threading import get_ident
 from typing import Any
 
 import anyio
@@ -21,6 +22,7 @@ from conveyor.dev.permits import MemoryPermits
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies, HostRules, host_key
 from conveyor.domain.model import TaskFailure, WaitReason
+from conveyor.gateway import robots
 from conveyor.gateway.direct import DirectGateway
 from conveyor.gateway.http_client import USER_AGENT
 from conveyor.gateway.problems import host_pause
@@ -369,6 +371,32 @@ async def test_one_call_reads_a_large_file_for_all_and_heeds_its_first_rules(fle
         allowed = await fleet.get(worker, site.url("/" + "q" * 5_000))
         assert isinstance(allowed, Success)
         assert isinstance(await fleet.get(worker, site.url("/q7zz")), ScrapeFailed)
+
+
+@pytest.mark.parametrize("count", [10, 20_000])
+async def test_a_large_file_is_read_and_matched_beside_the_loop(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """No other call waits for that. A small file costs less than to hand it to a thread."""
+    read, can_fetch = robots._read, Protego.can_fetch
+    here, readers, matchers = get_ident(), set[int](), set[int]()
+
+    def noted_read(text: str, agent: str) -> Rules:
+        readers.add(get_ident())
+        return read(text, agent)
+
+    def noted_match(parsed: Protego, url: str, agent: str) -> bool:
+        matchers.add(get_ident())
+        return bool(can_fetch(parsed, url, agent))
+
+    monkeypatch.setattr(robots, "_read", noted_read)
+    monkeypatch.setattr(Protego, "can_fetch", noted_match)
+    rules = "".join(f"Disallow: /{number}zz\n" for number in range(count))
+    async with running(Site(f"User-agent: *\n{rules}")) as site:
+        allowed = await fleet.get(fleet.worker(), site.url("/" + "q" * 100))
+    assert isinstance(allowed, Success)
+    assert len(readers) == len(matchers) == 1
+    assert (here in readers, here in matchers) == ((True, True) if count == 10 else (False, False))
 
 
 async def test_an_endless_file_is_cut(fleet: Fleet) -> None:

@@ -174,3 +174,13 @@ async def test_a_page_of_a_group_is_found_in_the_index_of_states(
         groups=GroupFilter(frozenset({rare.group_id})),
     )
     assert ([task.index for task in page.tasks], page.rows_read) == ([0, 4], 2)
+
+
+async def test_reading_groups_counts_a_row_for_each_and_one_for_the_rest(
+    store: SqliteStore, world: World
+) -> None:
+    _, run_id = await failed_run(world, [0, 1, 1])
+    before = store.rows_read
+    found = await store.tasks.failure_groups(run_id)
+    assert found is not None
+    assert (len(found.groups), store.rows_read - before) == (2, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.dev.sqlite import open_store
-from conveyor.dev.sqlite.schema import APPLICATION_ID, STEPS
+from conveyor.dev.sqlite.schema import APPLICATION_ID, STEPS, schema_problem
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import WaitReason
 from conveyor.domain.task_rules import Deferred
@@ -134,3 +134,12 @@ async def test_a_step_that_fails_leaves_the_older_file(
         await open_store(path, now=0)
     assert query(path, "PRAGMA user_version") == [(len(STEPS),)]
     assert query(path, "SELECT name FROM sqlite_master WHERE name = 'half_done'") == []
+
+
+def test_a_log_with_something_in_it_tells_that_a_file_was_removed(path: Path) -> None:
+    log = path.with_name("conveyor.db-wal")
+    assert schema_problem(path) is None
+    log.touch()
+    assert schema_problem(path) is None
+    log.write_bytes(b"x")
+    assert "missing or empty" in (schema_problem(path) or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from msgspec import structs
 from conveyor.dev.sqlite import SqliteStore, claims, open_store, rows, tasks
 from conveyor.dev.sqlite.rows import MOST_ROWS, KeyStatement, RowsStatement
 from conveyor.dev.sqlite.tasks import UNFINISHED, page_sql
+from conveyor.dev.sqlite.upcoming import KeptDays, SqliteUpcoming
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Callback, RunStatus, TaskStatus
 from conveyor.ports.deliveries import DeliveryFilter
@@ -400,3 +401,28 @@ async def test_rows_that_a_queue_is_filled_from_are_counted(
 
     assert store.rows_returned == returned + 4
     assert read + 4 <= store.rows_read <= read + 10
+
+
+async def test_what_is_due_is_read_again_once_something_was_written_and_not_before(
+    store: SqliteStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upcoming, database = SqliteUpcoming(store.database, KeptDays(1, 1, 1)), store.database
+    read, reads = database.read, []
+
+    async def counted(call: Callable[[sqlite3.Connection], object]) -> object:
+        reads.append(call)
+        return await read(call)
+
+    async def due() -> list[tuple[str, float, bool, bool]]:
+        with monkeypatch.context() as patched:
+            patched.setattr(database, "read", counted)
+            return [
+                (one.what, one.after, one.is_work, one.is_expiry)
+                for one in await upcoming.due(world.now)
+            ]
+
+    assert await due() == await due() == []
+    assert len(reads) == 1
+    await owe(world, due_at=world.now + 5_000)
+    assert await due() == await due() == [("deliveries", 5.0, True, False)]
+    assert len(reads) == 2

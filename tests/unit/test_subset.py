@@ -13,6 +13,7 @@ from conveyor.engine import subset as module
 from conveyor.engine.subset import (
     LONGEST_SPAN,
     PATIENCE,
+    RANKED,
     READ_TOGETHER,
     REPORT_EVERY,
     REST,
@@ -374,6 +375,14 @@ def test_free_workers_join_however_low_they_rank() -> None:
     joined = fleet.serving(one) - base
     assert joined == {order[-20]}, "the first that has room, and no more than lack"
     assert joined <= free
+
+
+def test_a_worker_keeps_the_order_of_a_few_of_many_workers() -> None:
+    """Of each run; a fleet of a thousand serves thousands of runs."""
+    one = run("r", limit=100)
+    fleet = settled(100, [one])
+    kept = {len(subset._entries["r"].ranked) for subset in fleet.subsets.values()}
+    assert kept == {RANKED * LEAST}
 
 
 def test_workers_with_few_slots_cover_a_limit_by_their_number() -> None:

@@ -253,7 +253,8 @@ def test_the_specification_lists_the_reasons_in_their_order() -> None:
 
 def test_the_cap_of_a_caller_is_told_as_such() -> None:
     reached = worker(lane(R.MAX_INFLIGHT, in_flight=5, caller_limit=1_200))
-    wait = run_wait(run(), crew(reached), NOW)
+    at_its_own = worker(lane(R.MAX_INFLIGHT, in_flight=5), name="V")
+    wait = run_wait(run(), crew(at_its_own, reached), NOW)
 
     assert wait is not None
     assert wait.reason is R.MAX_INFLIGHT

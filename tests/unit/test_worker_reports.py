@@ -110,6 +110,18 @@ async def test_a_run_with_all_it_wants_waits_for_nothing() -> None:
         assert (lane.reason, lane.in_flight) == (None, 3)
 
 
+async def test_a_run_that_this_worker_takes_no_more_of_waits_for_nothing_here() -> None:
+    """Though calls of it are under way, and at its cap."""
+    world = World(slots=4, duration=lasting())
+    async with world.running():
+        await world.submit("capped", 50, limit=2)
+        await world.clock.advance(1.0)
+        assert seen(reporter(world).report(), "capped").reason is R.MAX_INFLIGHT
+        await world.dispatcher.close_lane("capped")
+        lane = seen(reporter(world).report(), "capped")
+        assert (lane.reason, lane.in_flight) == (None, 2)
+
+
 async def test_a_cap_that_other_workers_use_up_is_in_use_here_too() -> None:
     world = World(slots=4, duration=lasting())
     assert await world.take("shared", 10, limit=10)
