@@ -24,11 +24,12 @@ _SLACK = 64
 
 @dataclass(slots=True)
 class _Host:
-    """The next start of a host, its line, the end of the time for which it is closed,
-    its ceiling, which changed last at `lowered_at` and was `halved_at`, and its own `interval`,
-    until it is slow no more; in monotonic seconds."""
+    """The next start of a host, `apart` from the last one, its line, the end of the time for which
+    it is closed, its ceiling, which changed last at `lowered_at` and was `halved_at`, and its own
+    `interval`, until it is slow no more; in monotonic seconds."""
 
     following: float
+    apart: float = 0.0
     line: HostLine = field(default_factory=HostLine)
     closed_until: float = -math.inf
     ceiling: int = 0
@@ -39,16 +40,23 @@ class _Host:
 
     def state(self, now: float) -> HostState:
         ceiling = self.ceiling if now < self.lowered_at + CEILING_LASTS else 0
-        return HostState(max(0.0, self.closed_until - now), ceiling)
+        return HostState(max(0.0, self.closed_until - now), ceiling, self.step(0.0, now))
 
     def step(self, interval: float, now: float) -> float:
         return max(interval, self.interval) if now < self.slow_until else interval
 
+    def start(self, moment: float, step: float) -> None:
+        """Note a start, and the seconds until the next one."""
+        self.following, self.apart = moment + step, step
+
+    def hasten(self, step: float) -> None:
+        """Let the next start be no further from the last one than that."""
+        if step < self.apart:
+            self.following, self.apart = self.following - self.apart + step, step
+
     def is_idle(self, now: float) -> bool:
         is_plain = self.state(now) == HostState()
-        return (
-            is_plain and self.slow_until < now and max(self.following, self.line.end) < now - IDLE
-        )
+        return is_plain and max(self.following, self.line.end) < now - IDLE
 
 
 class MemoryPacing(Pacing):
@@ -78,6 +86,7 @@ class MemoryPacing(Pacing):
         wanted = max(known.step(0.0, now) for known, _ in asked)
         if closed_for := max(one.closed_for for one in states):
             return Booking((), closed_for, ceiling, wanted)
+        self._host(host, now).hasten(self._host(host, now).step(interval, now))
         starts: list[float] = []
         while len(starts) < count:
             start = max(now, self._opens_at, *(self._following(*one) for one in asked))
@@ -85,16 +94,19 @@ class MemoryPacing(Pacing):
                 break
             starts.append(start - now)
             for known, step in asked:
-                known.following = start + known.step(step, now)
+                known.start(start, known.step(step, now))
         return Booking(tuple(starts), 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float, run: str = "") -> float:
         now = self._clock.monotonic()
         known = self._host(host, now)
         if known.following < now - IDLE and known.closed_until < now - IDLE:
-            known.line, known.following = HostLine(), now
-        begins = max(now, known.following, known.closed_until)
-        return known.line.take(run, begins, known.step(interval, now), now) - now
+            known.line, known.following, known.apart = HostLine(), now, 0.0
+        step = known.step(interval, now)
+        # The last start may have been one of a rule that is no more.
+        following = known.following - known.apart + min(known.apart, step)
+        begins = max(now, following, known.closed_until)
+        return known.line.take(run, begins, step, now) - now
 
     async def leave(self, run: str, hosts: Sequence[str]) -> None:
         for known in filter(None, map(self._hosts.get, hosts)):

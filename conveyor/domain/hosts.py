@@ -137,11 +137,12 @@ class HostLine:
     runs: dict[str, tuple[int, float, float]] = field(default_factory=dict)
 
     def take(self, run: str, begins: float, step: float, now: float) -> float:
-        """Take the next place of a line that begins then, for a message of a run."""
+        """Take the next place of a line that begins then, for a message of a run. That instant is
+        a place itself if it is to come: there is a start then, which nobody has."""
         if self.since < begins < self.until:
             self.free *= (self.until - begins) / (self.until - self.since)
             self.since = begins
-        place = max(begins, self.end) + step
+        place = max(begins if begins > now else begins + step, self.end + step)
         if self.free >= 1 and begins < self.until:
             freed = self.since + max(step, (self.until - self.since) / self.free)
             if freed <= self.until:

@@ -56,6 +56,7 @@ local function find(name)
   local packed = redis.call('HGET', hosts, name)
   local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, 0, 0}
   if not one[12] then one[9], one[10], one[11], one[12] = 0, 0, 0, {} end
+  if not one[13] then one[13] = 0 end
   if one[4] > 0 and now >= one[5] + lasts then one[4] = 0 end
   if now >= one[7] then one[6] = 0 end
   return one
@@ -80,7 +81,11 @@ if op == 'book' then
   local asked, ceiling, closed, wanted, following = {}, 0, 0, 0, math.max(now, opens)
   for place = 7, #ARGV, 2 do
     local one = find(ARGV[place])
-    asked[#asked + 1] = {ARGV[place], math.max(tonumber(ARGV[place + 1]), one[6]), one}
+    local step = math.max(tonumber(ARGV[place + 1]), one[6])
+    asked[#asked + 1] = {ARGV[place], step, one}
+    if ARGV[place] == ARGV[7] and step < one[13] then
+      one[1], one[13] = one[1] - one[13] + step, step
+    end
     if one[4] > 0 and (ceiling == 0 or one[4] < ceiling) then ceiling = one[4] end
     closed = math.max(closed, one[3] - now)
     wanted = math.max(wanted, one[6])
@@ -93,7 +98,7 @@ if op == 'book' then
       starts[number] = following - now
       local start = following
       for _, each in ipairs(asked) do
-        each[3][1] = start + each[2]
+        each[3][1], each[3][13] = start + each[2], each[2]
         following = math.max(following, each[3][1])
       end
     end
@@ -108,6 +113,7 @@ if op == 'state' then
     local one = find(ARGV[place])
     told[#told + 1] = math.max(0, one[3] - now)
     told[#told + 1] = one[4]
+    told[#told + 1] = one[6]
   end
   return told
 end
@@ -138,10 +144,12 @@ local one = find(ARGV[6])
 local value, answer = tonumber(ARGV[7]), 0
 if op == 'line' then
   if math.max(opens, one[1], one[3]) < now - idle then
-    one[1], one[2], one[9], one[12] = now, now, 0, {}
+    one[1], one[2], one[9], one[12], one[13] = now, 0, 0, {}, 0
   end
-  local begins, step = math.max(now, opens, one[1], one[3]), math.max(value, one[6])
-  local given = math.max(begins, one[2]) + step
+  local step = math.max(value, one[6])
+  local following = one[1] - one[13] + math.min(one[13], step)
+  local begins = math.max(now, opens, following, one[3])
+  local given = math.max(begins > now and begins or begins + step, one[2] + step)
   if one[10] < begins and begins < one[11] then
     one[9] = one[9] * (one[11] - begins) / (one[11] - one[10])
     one[10] = begins
@@ -179,7 +187,8 @@ return {answer}
 """)
 """An entry is {next start, end of the line, closed until, ceiling, instant of its last change,
 its own interval, the end of that, instant of the last halving, places that runs have left behind,
-since when, until when, those of each run (`HostLine`)}; times are whole microseconds."""
+since when, until when, those of each run (`HostLine`), the time from the last start to the next};
+times are whole microseconds."""
 MOST_CLOSED = 5_000
 LEAVES_AT_ONCE = 500
 """Lines that a run leaves in one call of the script."""
@@ -213,7 +222,8 @@ class RedisPacing(Pacing):
         *,
         also: Mapping[str, float] = NOTHING_ELSE,
     ) -> Booking:
-        names = {**also, host: interval}
+        # That of `host` comes first.
+        names = {host: interval, **also}
         if closed_for := max(map(self._closed_for, names)):
             return Booking((), closed_for)
         asked = [part for name, step in names.items() for part in (name, _micros(step))]
@@ -253,8 +263,11 @@ class RedisPacing(Pacing):
         names = list(hosts)
         told = await self._run("state", *names) if names else []
         found = {}
-        for name, closed, ceiling in zip(names, told[::2], told[1::2], strict=True):
-            state = HostState(max(closed / 1_000_000, self._closed_for(name)), ceiling)
+        for name, closed, ceiling, interval in zip(
+            names, told[::3], told[1::3], told[2::3], strict=True
+        ):
+            closed_for = max(closed / 1_000_000, self._closed_for(name))
+            state = HostState(closed_for, ceiling, interval / 1_000_000)
             if state != HostState():
                 found[name] = state
         return found
