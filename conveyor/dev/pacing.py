@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from conveyor.domain.hosts import HostLine
 from conveyor.ports.clock import Clock
@@ -20,6 +21,8 @@ from conveyor.ports.pacing import (
 from conveyor.ports.robots import KeptFile, RobotsFiles
 
 _SLACK = 64
+KEPT_FROM = 5.0
+"""Least seconds of a pause that is kept for the next process: a backoff is over by its start."""
 
 
 @dataclass(slots=True)
@@ -59,13 +62,35 @@ class _Host:
         return is_plain and max(self.following, self.line.end) < now - IDLE
 
 
+class ClosedHosts(Protocol):
+    """The hosts that are closed, for the next process; instants are milliseconds since 1970."""
+
+    async def add(self, host: str, *, now: int, until: int) -> None:
+        """Keep a host that is closed; it never opens sooner than was said before."""
+        ...
+
+    async def left(self, *, now: int) -> Mapping[str, float]:
+        """Return the seconds for which hosts stay closed: no more than was said, wherever the clock
+        was set since."""
+        ...
+
+
 class MemoryPacing(Pacing):
     """The state of each host, by name. Hosts that are idle are forgotten now and then. One that
     may have lost bookings books nothing for `closed_for` seconds; where hosts `were_called` before,
-    nobody knows when, each is taken to have been called just now."""
+    nobody knows when, each is taken to have been called just now. With `kept` closed hosts are
+    known to the next process, once it has done `take_up`."""
 
-    def __init__(self, clock: Clock, *, closed_for: float = 0.0, were_called: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        closed_for: float = 0.0,
+        were_called: bool = False,
+        kept: ClosedHosts | None = None,
+    ) -> None:
         self._clock = clock
+        self._kept = kept
         self._opens_at = clock.monotonic() + closed_for
         self._called_at = clock.monotonic() if were_called else -math.inf
         self._hosts: dict[str, _Host] = {}
@@ -116,6 +141,18 @@ class MemoryPacing(Pacing):
         now = self._clock.monotonic()
         known = self._host(host, now)
         known.closed_until = max(known.closed_until, now + seconds)
+        if self._kept is not None and seconds >= KEPT_FROM:
+            wall = self._clock.now()
+            await self._kept.add(host, now=wall, until=wall + math.ceil(seconds * 1_000))
+
+    async def take_up(self) -> None:
+        """Have the hosts closed that an earlier process has closed, for as long as is left."""
+        if self._kept is not None:
+            left = await self._kept.left(now=self._clock.now())
+            now = self._clock.monotonic()
+            for host, seconds in left.items():
+                known = self._host(host, now)
+                known.closed_until = max(known.closed_until, now + seconds)
 
     async def lower(self, host: str, limit: int, age: float = 0.0) -> int:
         now = self._clock.monotonic()
