@@ -165,19 +165,28 @@ class HostWaits:
             self._spawn(self._hasten)
 
     async def _hasten(self) -> None:
-        """Bring the places of messages forward as much as their hosts have become faster."""
+        """Bring the places of messages forward as much as their hosts have become faster; those in
+        a line that is not theirs any more as if nobody else stood in the new one."""
         try:
             now = self._clock.monotonic()
+            before = Counter[str]()
             sooner: dict[str, _Hidden] = {}
             left: dict[str, set[str]] = {}
-            for receipt, one in list(self._hidden.items()):
-                left_for, spacing = one.due - now, self._turns.spacing(one.turn)
+            for receipt, one in sorted(self._hidden.items(), key=lambda item: item[1].due):
+                left_for, due = one.due - now, one.due
+                spacing, line = self._turns.spacing(one.turn), self._turns.line(one.turn)
                 if left_for <= 0:
                     del self._hidden[receipt]
+                    continue
+                if line != one.turn.line:
+                    due = min(due, now + int(before[line] * spacing))
+                    before[line] += 1
                 elif spacing < one.spacing and not one.has_left:
-                    seconds = int(left_for * spacing / one.spacing)
+                    due = now + int(left_for * spacing / one.spacing)
+                if due < one.due and not one.has_left:
                     left.setdefault(one.turn.lane.run_id, set()).add(one.turn.line)
-                    sooner[receipt] = replace(one, due=now + seconds, spacing=spacing)
+                    sooner[receipt] = replace(one, due=due, spacing=spacing)
+                    one.turn.line = line
             await self._bring_forward(sooner, now)
             for run_id, lines in left.items():
                 await self._turns.leave(run_id, lines)

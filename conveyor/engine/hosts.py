@@ -578,6 +578,12 @@ class MessageTurns(HostTurns):
         if lines:
             await self._paces.pacing.leave(run_id, sorted(lines))
 
+    def line(self, turn: Turn) -> str:
+        """Return the name of the line in which a message would have its place now; "" if nothing
+        limits its host any more."""
+        pace = self._paces.under(turn.lane, turn.host)
+        return "" if pace is None else pace.line
+
     def spacing(self, turn: Turn) -> float:
         """Return the seconds between two calls of a host as fast as the rules allow now."""
         pace = self._paces.under(turn.lane, turn.host)
