@@ -43,7 +43,8 @@ class _Host:
 
     def state(self, now: float) -> HostState:
         ceiling = self.ceiling if now < self.lowered_at + CEILING_LASTS else 0
-        return HostState(max(0.0, self.closed_until - now), ceiling, self.step(0.0, now))
+        closed_for, interval = max(0.0, self.closed_until - now), self.step(0.0, now)
+        return HostState(closed_for, ceiling, interval, self.line.to_come(now))
 
     def step(self, interval: float, now: float) -> float:
         return max(interval, self.interval) if now < self.slow_until else interval

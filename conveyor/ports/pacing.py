@@ -31,11 +31,13 @@ class Booking(msgspec.Struct, frozen=True):
 
 class HostState(msgspec.Struct, frozen=True):
     """The word of a host: closed for so many seconds more, with a `ceiling` on its calls in
-    flight, and the `interval` that it wants between starts; 0 for none."""
+    flight, and the `interval` that it wants between starts; 0 for none. In its line are `in_line`
+    places that are still to come, as far as the ledger knows of it."""
 
     closed_for: float = 0.0
     ceiling: int = 0
     interval: float = 0.0
+    in_line: int = 0
 
 
 class Pacing(Protocol):
@@ -99,6 +101,6 @@ class Pacing(Protocol):
         ...
 
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
-        """Return what those hosts have said that are closed, have a lowered ceiling, or want their
-        starts further apart."""
+        """Return what those hosts have said that are closed, have a lowered ceiling, want their
+        starts further apart, or have a line."""
         ...

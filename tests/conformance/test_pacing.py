@@ -196,6 +196,24 @@ async def test_places_in_a_line_are_an_interval_apart_and_book_nothing(bench: Be
     assert (await bench.one.book(bench.a, STEP)).starts == pytest.approx((0,), abs=1e-5)
 
 
+async def test_a_host_tells_how_many_stand_in_its_line(bench: Bench) -> None:
+    for run in ("one", "one", "other", "one"):
+        await bench.one.line_up(bench.a, STEP, run)
+    known = {} if isinstance(bench.one, LeasedPacing) else {bench.a: 4}
+
+    async def in_line() -> dict[str, int]:
+        states = await bench.other.state([bench.a, bench.b])
+        return {name: state.in_line for name, state in states.items()}
+
+    assert await in_line() == known, "a worker without a common ledger has a line of its own"
+    await bench.clock.advance(2.2 * STEP)
+    assert await in_line() == dict.fromkeys(known, 3)
+    await bench.one.leave("one", [bench.a])
+    assert await in_line() == dict.fromkeys(known, 1)
+    await bench.clock.advance(9 * STEP)
+    assert await in_line() == {}
+
+
 async def test_the_line_of_two_workers_moves_no_faster_than_that_of_one(bench: Bench) -> None:
     await bench.one.line_up(bench.a, STEP)
     places = [await bench.other.line_up(bench.a, STEP) for _ in range(8)]

@@ -114,6 +114,12 @@ if op == 'state' then
     told[#told + 1] = math.max(0, one[3] - now)
     told[#told + 1] = one[4]
     told[#told + 1] = one[6]
+    local left = 0
+    for _, had in pairs(one[12]) do
+      if had[2] >= now then left = left + had[1]
+      elseif had[3] > now then left = left + had[1] * (had[3] - now) / (had[3] - had[2]) end
+    end
+    told[#told + 1] = math.floor(left + 0.5)
   end
   return told
 end
@@ -263,11 +269,10 @@ class RedisPacing(Pacing):
         names = list(hosts)
         told = await self._run("state", *names) if names else []
         found = {}
-        for name, closed, ceiling, interval in zip(
-            names, told[::3], told[1::3], told[2::3], strict=True
-        ):
+        parts = (told[part::4] for part in range(4))
+        for name, closed, ceiling, interval, in_line in zip(names, *parts, strict=True):
             closed_for = max(closed / 1_000_000, self._closed_for(name))
-            state = HostState(closed_for, ceiling, interval / 1_000_000)
+            state = HostState(closed_for, ceiling, interval / 1_000_000, in_line)
             if state != HostState():
                 found[name] = state
         return found
