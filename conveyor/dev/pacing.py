@@ -134,8 +134,8 @@ class MemoryPacing(Pacing):
         begins = max(now, following, known.closed_until)
         return known.line.take(run, begins, step, now) - now
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
-        for known in filter(None, map(self._hosts.get, hosts)):
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        for known in filter(None, map(self._hosts.get, self._hosts if hosts is None else hosts)):
             known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:

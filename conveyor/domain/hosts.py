@@ -165,7 +165,9 @@ class HostLine:
 
     def leave(self, run: str, now: float) -> None:
         """Let others have the places of a run that are still to come."""
-        count, first, last = self.runs.pop(run, (0, now, now))
+        if run not in self.runs:
+            return
+        count, first, last = self.runs.pop(run)
         if not any(other > now for _, _, other in self.runs.values()):
             self.end = self.until = -math.inf
             return

@@ -73,6 +73,7 @@ class HostWaits:
         self._go_on = go_on
         self._scopes: dict[InHand, anyio.CancelScope] = {}
         self._hidden: LRUCache[str, _Hidden] = LRUCache(MOST_HIDDEN)
+        self._elsewhere = set[str]()
         self._rules = turns.policies.current
         self._is_hastening = False
         self.show: Callable[[Sequence[Delivery], float], Awaitable[None]] = _show_none
@@ -108,8 +109,16 @@ class HostWaits:
             if message.lane is lane:
                 scope.cancel()
 
+    def mark(self, run_id: str, *, goes_on: bool) -> None:
+        """Note whether a run that is worked here no more goes on elsewhere."""
+        (self._elsewhere.add if goes_on else self._elsewhere.discard)(run_id)
+
     async def leave_lines(self, run_id: str) -> None:
-        """Let others have the places of a run in the lines of its hosts."""
+        """Let others have the places of a run in the lines of its hosts, unless it goes on
+        elsewhere."""
+        if run_id in self._elsewhere:
+            self._turns.forget_lines(run_id)
+            return
         leave = partial(self._turns.leave_lines, run_id)
         await log_and_continue(_log, "places in lines of hosts were not given up", leave)
         await self._close_up(run_id)
@@ -137,6 +146,7 @@ class HostWaits:
     def reopen(self, run_id: str) -> None:
         """Let the hidden messages of a run that was paused come again, as if nobody else were in
         the lines that they have left. This never waits."""
+        self._elsewhere.discard(run_id)
         if any(one.has_left and one.turn.lane.run_id == run_id for one in self._hidden.values()):
             self._spawn(partial(self._line_up_again, run_id))
 

@@ -74,9 +74,9 @@ class Pacing(Protocol):
         """
         ...
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
-        """Let others have the places that this run has in the lines of hosts. Raises
-        ConveyorError(unavailable)."""
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        """Let others have the places that this run has in the lines of hosts; in all lines of the
+        ledger where none are given. Raises ConveyorError(unavailable)."""
         ...
 
     async def close(self, host: str, seconds: float) -> None:

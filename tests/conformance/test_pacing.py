@@ -214,6 +214,20 @@ async def test_a_host_tells_how_many_stand_in_its_line(bench: Bench) -> None:
     assert await in_line() == {}
 
 
+async def test_a_run_leaves_all_lines_also_those_of_a_worker_that_has_died(bench: Bench) -> None:
+    for pacing in (bench.one, bench.other):
+        for host in (bench.a, bench.b):
+            for _ in range(8):
+                await pacing.line_up(host, STEP, "over")
+    await bench.one.line_up(bench.b, STEP, "lives")
+    known = bench.one, bench.other
+    for pacing in known if isinstance(bench.one, LeasedPacing) else known[:1]:
+        await pacing.leave("over")
+    for pacing in known:
+        assert await pacing.line_up(bench.a, STEP, "next") <= 4 * STEP + 1e-3
+        assert await pacing.line_up(bench.b, STEP, "next") <= 4 * STEP + 1e-3
+
+
 async def test_the_line_of_two_workers_moves_no_faster_than_that_of_one(bench: Bench) -> None:
     await bench.one.line_up(bench.a, STEP)
     places = [await bench.other.line_up(bench.a, STEP) for _ in range(8)]

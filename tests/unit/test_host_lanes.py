@@ -752,6 +752,29 @@ async def test_a_run_that_is_closed_keeps_no_place_before_others_in_the_line(wor
         assert len(bench.tasks.done) - before == 50, "5 s are enough for them"
 
 
+async def test_a_run_that_goes_on_elsewhere_keeps_its_places_in_the_line() -> None:
+    bench = world(rate=1.0, seconds=0.1, workers=2)
+    first, other = (member.dispatcher for member in bench.members)
+    async with bench.running():
+        await bench.submit("a", 40, hosts=(A,))
+        await bench.clock.advance(5.0)
+        await first.close_lane("a", goes_on=True)
+        assert await bench.pacing.line_up(host_key(A), 1.0, "b") > 20
+        await other.close_lane("a")
+        assert await bench.pacing.line_up(host_key(A), 1.0, "b") < 20
+
+
+async def test_a_run_gives_up_the_places_that_a_worker_which_died_had_in_the_line() -> None:
+    bench = world(rate=1.0, seconds=0.1)
+    async with bench.running():
+        for _ in range(60):
+            await bench.pacing.line_up(host_key(A), 1.0, "a")
+        await bench.submit("a", 3, hosts=(B,))
+        await bench.clock.advance(4.0)
+        await bench.dispatcher.close_lane("a")
+        assert await bench.pacing.line_up(host_key(A), 1.0, "b") <= 1.0
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_messages_that_are_hidden_behind_those_of_a_closed_run_close_up(workers: int) -> None:
     bench = world(rate=10.0, seconds=0.1, workers=workers)

@@ -446,8 +446,8 @@ class LeasedPacing(Pacing):
             known.line = HostLine()
         return known.line.take(run, begins, step * known.shared_by, now) - now
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
-        for known in filter(None, map(self._hosts.get, hosts)):
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        for known in filter(None, map(self._hosts.get, self._hosts if hosts is None else hosts)):
             known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:

@@ -2,10 +2,11 @@
 and the robots port beside it.
 
 One hash holds all hosts of an environment: the next start, the end of the line, the end of the time
-for which it is closed, the ceiling and the interval of each; and the run id of the Redis process
-that began it. Redis never loses a part of a key. A hash that is gone, or of another process, begins
-anew, and books nothing for HORIZON: every start that was booked before is over by then. Hosts that
-are idle are dropped as calls come by; the hash ends by itself a day after its last call.
+for which it is closed, the ceiling and the interval of each; the lines in which a run has places;
+and the run id of the Redis process that began it. Redis never loses a part of a key. A hash that is
+gone, or of another process, begins anew, and books nothing for HORIZON: every start that was booked
+before is over by then. Hosts that are idle are dropped as calls come by; the hash ends by itself a
+day after its last call.
 
 A client remembers for how long hosts are closed, also beyond such a loss, and asks nothing
 meanwhile.
@@ -68,7 +69,9 @@ local function drop_idle()
   redis.call('HSET', hosts, '#cursor', page[1])
   for place = 1, #page[2], 2 do
     local name = page[2][place]
-    if string.sub(name, 1, 1) ~= '#' then
+    if string.sub(name, 1, 5) == '#run:' then
+      if cmsgpack.unpack(page[2][place + 1])[1] < now then redis.call('HDEL', hosts, name) end
+    elseif string.sub(name, 1, 1) ~= '#' then
       local one = find(name)
       if one[4] + one[6] == 0 and math.max(one[1], one[2], one[3]) < now - idle then
         redis.call('HDEL', hosts, name)
@@ -124,8 +127,15 @@ if op == 'state' then
   return told
 end
 if op == 'leave' then
-  for place = 7, #ARGV do
-    local one = redis.call('HEXISTS', hosts, ARGV[place]) == 1 and find(ARGV[place])
+  local names, lines = {}, '#run:' .. ARGV[6]
+  for place = 7, #ARGV do names[#names + 1] = ARGV[place] end
+  if #ARGV < 7 then
+    local packed = redis.call('HGET', hosts, lines)
+    names = packed and cmsgpack.unpack(packed) or {}
+    redis.call('HDEL', hosts, lines)
+  end
+  for place = #ARGV < 7 and 2 or 1, #names do
+    local one = redis.call('HEXISTS', hosts, names[place]) == 1 and find(names[place])
     local had = one and one[12][ARGV[6]]
     if had then
       one[12][ARGV[6]] = nil
@@ -141,7 +151,7 @@ if op == 'leave' then
         one[11] = has_free and math.max(had[3], one[11]) or had[3]
         one[9] = left + (has_free and one[9] or 0)
       end
-      keep(ARGV[place], one)
+      keep(names[place], one)
     end
   end
   return {0}
@@ -167,6 +177,15 @@ if op == 'line' then
   one[2] = math.max(one[2], given)
   local runs, run, count = one[12], ARGV[8], 0
   local had = runs[run] or {0, given, given}
+  if run ~= '' and not runs[run] then
+    local packed = redis.call('HGET', hosts, '#run:' .. run)
+    local lines, is_there = packed and cmsgpack.unpack(packed) or {0}, false
+    for place = 2, #lines do is_there = is_there or lines[place] == ARGV[6] end
+    if not is_there and #lines <= tonumber(ARGV[10]) then
+      lines[1], lines[#lines + 1] = now + 86400000000, ARGV[6]
+      redis.call('HSET', hosts, '#run:' .. run, cmsgpack.pack(lines))
+    end
+  end
   runs[run] = nil
   for name, other in pairs(runs) do
     if other[3] <= now then runs[name] = nil else count = count + 1 end
@@ -197,7 +216,7 @@ since when, until when, those of each run (`HostLine`), the time from the last s
 times are whole microseconds."""
 MOST_CLOSED = 5_000
 LEAVES_AT_ONCE = 500
-"""Lines that a run leaves in one call of the script."""
+"""Lines that a run leaves in one call of the script, and most of them that are known of a run."""
 
 
 class RedisPacing(Pacing):
@@ -244,10 +263,13 @@ class RedisPacing(Pacing):
         )
 
     async def line_up(self, host: str, interval: float, run: str = "") -> float:
-        (place,) = await self._run("line", host, _micros(interval), run, MOST_RUNS)
+        (place,) = await self._run("line", host, _micros(interval), run, MOST_RUNS, LEAVES_AT_ONCE)
         return max(int(place) / 1_000_000, self._closed_for(host))
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        if hosts is None:
+            await self._run("leave", run)
+            return
         for first in range(0, len(hosts), LEAVES_AT_ONCE):
             await self._run("leave", run, *hosts[first : first + LEAVES_AT_ONCE])
 
