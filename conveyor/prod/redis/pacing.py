@@ -248,7 +248,7 @@ class RedisPacing(Pacing):
         also: Mapping[str, float] = NOTHING_ELSE,
     ) -> Booking:
         # That of `host` comes first.
-        names = {host: interval, **also}
+        names = {host: interval} | {**also, host: interval}
         if closed_for := max(map(self._closed_for, names)):
             return Booking((), closed_for)
         asked = [part for name, step in names.items() for part in (name, _micros(step))]
