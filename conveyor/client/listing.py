@@ -167,6 +167,7 @@ def host_line(host: HostReply) -> str:
         f"{host.limit} at a time{_source(host, host.limit_set_by)}" if host.limit else "",
         f"{host.rate:g} a second{_source(host, host.rate_set_by)}" if host.rate else "",
         f"{host.ceiling} at a time since it refused" if host.ceiling else "",
+        f"{host.interval:g} s apart (robots.txt)" if host.interval else "",
         f"closed until {_moment(host.closed_until)} UTC" if host.closed_until else "",
     ]
     cells = [f"{number:>9,}" for number in numbers]
@@ -187,8 +188,9 @@ def held_host_line(host: HostReply, *, is_whole: bool) -> str:
     if host.claimed:
         waits += f", {host.claimed:,} claimed"
     line = f"{host.host}: {waits}; {host.detail or 'it is at a limit'}"
-    if host.rate and is_whole:
-        line += f"; so these take {duration(host.pending / host.rate)} at least"
+    apart = max(1 / host.rate if host.rate else 0.0, host.interval or 0.0)
+    if apart and is_whole:
+        line += f"; so these take {duration(host.pending * apart)} at least"
     return printable(line)
 
 

@@ -333,6 +333,7 @@ class HostReply(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     ceiling: int | None = None
     closed_until: str | None = None
+    interval: float | None = None
     limit_set_by: str | None = None
     rate_set_by: str | None = None
     pattern: str | None = None

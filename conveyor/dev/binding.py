@@ -190,11 +190,12 @@ async def open_binding(
             )
             queues.has_policy = partial(may_have_policy, store.runs, options.host_limits)
             await _take_over(store, blobs, queues)
+            memory = _memory(store, queues, clock, has_run=has_run)
+            await memory.pacing.take_up()
         except ConveyorError as error:
             raise ConveyorError(error.code, f"{directory.path}: {error.detail}") from None
         aclose = opened.pop_all().aclose
     callbacks = FileCallbacks(directory.callbacks, clock, work=work)
-    memory = _memory(queues, clock, has_run=has_run)
     ports = _ports(directory, (store, blobs, calls), callbacks, memory, aclose)
     clear = _clearing(store, blobs, callbacks, memory)
     fill = _filling(store, blobs, memory, clock)
@@ -239,6 +240,7 @@ def _filling(
         await store.fill(source / "conveyor.db")
         await store.void_claims(clock.now())
         await _take_over(store, blobs, memory.queues)
+        await memory.pacing.take_up()
 
     return fill
 
@@ -259,14 +261,14 @@ class _Memory(NamedTuple):
             one.clear()
 
 
-def _memory(queues: MemoryQueues, clock: Clock, *, has_run: bool) -> _Memory:
+def _memory(store: SqliteStore, queues: MemoryQueues, clock: Clock, *, has_run: bool) -> _Memory:
     """Make what an earlier process that `has_run` has taken with it."""
     return _Memory(
         queues,
         LocalSignals(),
         MemoryPermits(clock),
         MemoryWorkers(clock),
-        MemoryPacing(clock, were_called=has_run),
+        MemoryPacing(clock, were_called=has_run, kept=store.closed_hosts),
         MemoryRobots(clock),
     )
 

@@ -47,6 +47,7 @@ _PRIVATE = (
     "root_secrets",
     "job_inputs",
     "daily_tasks",
+    "closed_hosts",
 )
 """The tables of which a copy for sharing has no row of before."""
 _CALLERS = """

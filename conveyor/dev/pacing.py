@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from conveyor.domain.hosts import HostLine
 from conveyor.ports.clock import Clock
@@ -20,15 +21,18 @@ from conveyor.ports.pacing import (
 from conveyor.ports.robots import KeptFile, RobotsFiles
 
 _SLACK = 64
+KEPT_FROM = 5.0
+"""Least seconds of a pause that is kept for the next process: a backoff is over by its start."""
 
 
 @dataclass(slots=True)
 class _Host:
-    """The next start of a host, its line, the end of the time for which it is closed,
-    its ceiling, which changed last at `lowered_at` and was `halved_at`, and its own `interval`,
-    until it is slow no more; in monotonic seconds."""
+    """The next start of a host, `apart` from the last one, its line, the end of the time for which
+    it is closed, its ceiling, which changed last at `lowered_at` and was `halved_at`, and its own
+    `interval`, until it is slow no more; in monotonic seconds."""
 
     following: float
+    apart: float = 0.0
     line: HostLine = field(default_factory=HostLine)
     closed_until: float = -math.inf
     ceiling: int = 0
@@ -39,25 +43,55 @@ class _Host:
 
     def state(self, now: float) -> HostState:
         ceiling = self.ceiling if now < self.lowered_at + CEILING_LASTS else 0
-        return HostState(max(0.0, self.closed_until - now), ceiling)
+        closed_for, interval = max(0.0, self.closed_until - now), self.step(0.0, now)
+        return HostState(closed_for, ceiling, interval, self.line.to_come(now))
 
     def step(self, interval: float, now: float) -> float:
         return max(interval, self.interval) if now < self.slow_until else interval
 
+    def start(self, moment: float, step: float) -> None:
+        """Note a start, and the seconds until the next one."""
+        self.following, self.apart = moment + step, step
+
+    def hasten(self, step: float) -> None:
+        """Let the next start be no further from the last one than that."""
+        if step < self.apart:
+            self.following, self.apart = self.following - self.apart + step, step
+
     def is_idle(self, now: float) -> bool:
         is_plain = self.state(now) == HostState()
-        return (
-            is_plain and self.slow_until < now and max(self.following, self.line.end) < now - IDLE
-        )
+        return is_plain and max(self.following, self.line.end) < now - IDLE
+
+
+class ClosedHosts(Protocol):
+    """The hosts that are closed, for the next process; instants are milliseconds since 1970."""
+
+    async def add(self, host: str, *, now: int, until: int) -> None:
+        """Keep a host that is closed; it never opens sooner than was said before."""
+        ...
+
+    async def left(self, *, now: int) -> Mapping[str, float]:
+        """Return the seconds for which hosts stay closed: no more than was said, wherever the clock
+        was set since."""
+        ...
 
 
 class MemoryPacing(Pacing):
     """The state of each host, by name. Hosts that are idle are forgotten now and then. One that
     may have lost bookings books nothing for `closed_for` seconds; where hosts `were_called` before,
-    nobody knows when, each is taken to have been called just now."""
+    nobody knows when, each is taken to have been called just now. With `kept` closed hosts are
+    known to the next process, once it has done `take_up`."""
 
-    def __init__(self, clock: Clock, *, closed_for: float = 0.0, were_called: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        closed_for: float = 0.0,
+        were_called: bool = False,
+        kept: ClosedHosts | None = None,
+    ) -> None:
         self._clock = clock
+        self._kept = kept
         self._opens_at = clock.monotonic() + closed_for
         self._called_at = clock.monotonic() if were_called else -math.inf
         self._hosts: dict[str, _Host] = {}
@@ -78,6 +112,7 @@ class MemoryPacing(Pacing):
         wanted = max(known.step(0.0, now) for known, _ in asked)
         if closed_for := max(one.closed_for for one in states):
             return Booking((), closed_for, ceiling, wanted)
+        self._host(host, now).hasten(self._host(host, now).step(interval, now))
         starts: list[float] = []
         while len(starts) < count:
             start = max(now, self._opens_at, *(self._following(*one) for one in asked))
@@ -85,25 +120,40 @@ class MemoryPacing(Pacing):
                 break
             starts.append(start - now)
             for known, step in asked:
-                known.following = start + known.step(step, now)
+                known.start(start, known.step(step, now))
         return Booking(tuple(starts), 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float, run: str = "") -> float:
         now = self._clock.monotonic()
         known = self._host(host, now)
         if known.following < now - IDLE and known.closed_until < now - IDLE:
-            known.line, known.following = HostLine(), now
-        begins = max(now, known.following, known.closed_until)
-        return known.line.take(run, begins, known.step(interval, now), now) - now
+            known.line, known.following, known.apart = HostLine(), now, 0.0
+        step = known.step(interval, now)
+        # The last start may have been one of a rule that is no more.
+        following = known.following - known.apart + min(known.apart, step)
+        begins = max(now, following, known.closed_until)
+        return known.line.take(run, begins, step, now) - now
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
-        for known in filter(None, map(self._hosts.get, hosts)):
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        for known in filter(None, map(self._hosts.get, self._hosts if hosts is None else hosts)):
             known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:
         now = self._clock.monotonic()
         known = self._host(host, now)
         known.closed_until = max(known.closed_until, now + seconds)
+        if self._kept is not None and seconds >= KEPT_FROM:
+            wall = self._clock.now()
+            await self._kept.add(host, now=wall, until=wall + math.ceil(seconds * 1_000))
+
+    async def take_up(self) -> None:
+        """Have the hosts closed that an earlier process has closed, for as long as is left."""
+        if self._kept is not None:
+            left = await self._kept.left(now=self._clock.now())
+            now = self._clock.monotonic()
+            for host, seconds in left.items():
+                known = self._host(host, now)
+                known.closed_until = max(known.closed_until, now + seconds)
 
     async def lower(self, host: str, limit: int, age: float = 0.0) -> int:
         now = self._clock.monotonic()

@@ -85,8 +85,9 @@ class HostLimits(msgspec.Struct, frozen=True, kw_only=True):
     together: bool = False
     robots: bool = False
 
-    def sentence(self) -> str:
-        """Say the limits and who set them; empty without any."""
+    def sentence(self, interval: float = 0.0) -> str:
+        """Say the limits and who set them; empty without any. The host itself wants its calls an
+        `interval` apart."""
         calls = "1 call" if self.limit == 1 else f"{self.limit:,} calls"
         bounds = {"LIMIT": f"{calls} at a time", "RATE": _pace(self.rate) if self.rate else ""}
         sources = {"LIMIT": self.limit_set_by, "RATE": self.rate_set_by}
@@ -95,7 +96,9 @@ class HostLimits(msgspec.Struct, frozen=True, kw_only=True):
             of_source = [what for what in bounds if sources[what] is source]
             at_most = " and ".join(bounds[what] for what in of_source)
             parts.append(f"at most {at_most}, {self._set(source, of_source)}")
-        if self.robots:
+        if interval:
+            parts.append(f"its robots.txt asks for {interval:g} s between calls (Crawl-delay)")
+        elif self.robots:
             parts.append("its robots.txt may ask for a pause between calls (Crawl-delay)")
         return "; ".join(parts)
 
@@ -137,11 +140,12 @@ class HostLine:
     runs: dict[str, tuple[int, float, float]] = field(default_factory=dict)
 
     def take(self, run: str, begins: float, step: float, now: float) -> float:
-        """Take the next place of a line that begins then, for a message of a run."""
+        """Take the next place of a line that begins then, for a message of a run. That instant is
+        a place itself if it is to come: there is a start then, which nobody has."""
         if self.since < begins < self.until:
             self.free *= (self.until - begins) / (self.until - self.since)
             self.since = begins
-        place = max(begins, self.end) + step
+        place = max(begins if begins > now else begins + step, self.end + step)
         if self.free >= 1 and begins < self.until:
             freed = self.since + max(step, (self.until - self.since) / self.free)
             if freed <= self.until:
@@ -155,19 +159,32 @@ class HostLine:
             self.runs[run] = count + 1, min(first, place), max(last, place)
         return place
 
+    def to_come(self, now: float) -> int:
+        """Count the places that are still to come."""
+        return round(sum(_left(*places, now) for places in self.runs.values()))
+
     def leave(self, run: str, now: float) -> None:
         """Let others have the places of a run that are still to come."""
-        count, first, last = self.runs.pop(run, (0, now, now))
+        if run not in self.runs:
+            return
+        count, first, last = self.runs.pop(run)
         if not any(other > now for _, _, other in self.runs.values()):
             self.end = self.until = -math.inf
             return
         if last <= now:
             return
-        left = count if first >= now else count * (last - now) / (last - first)
+        left = _left(count, first, last, now)
         has_free = self.free >= 1 and self.until > now
         self.since = min(max(now, first), self.since) if has_free else max(now, first)
         self.until = max(last, self.until) if has_free else last
         self.free = left + (self.free if has_free else 0.0)
+
+
+def _left(count: int, first: float, last: float, now: float) -> float:
+    """Return how many places of a run are still to come, which has so many from first to last."""
+    if last <= now:
+        return 0.0
+    return count if first >= now else count * (last - now) / (last - first)
 
 
 class HostPattern(msgspec.Struct, frozen=True):

@@ -186,6 +186,16 @@ class Crew:
         """Return what each worker sees of a run."""
         return self._sights.get(run_id, [])
 
+    def calls_of_others(self, run_id: str, host: str, now: int) -> int:
+        """Count the calls that other runs have under way to a host of which they have a queue."""
+        return sum(
+            lane.hosts.get(host, 0)
+            for worker in self.reports
+            if not worker.is_silent(now)
+            for lane in worker.lanes
+            if lane.run_id != run_id
+        )
+
     def is_gone(self, now: int) -> bool:
         """Tell whether no worker has said a word for SILENT_AFTER heartbeats."""
         if self.reports:

@@ -168,7 +168,7 @@ class Discovery:
             return
         begins, leaves = self._sharing.subset.moves(self._clock.monotonic())
         for run_id in leaves:
-            await self._dispatcher.close_lane(run_id)
+            await self._dispatcher.close_lane(run_id, goes_on=True)
         for run_id in begins:
             await log_and_continue(_log, "a run could not be read", partial(self._look_at, run_id))
 

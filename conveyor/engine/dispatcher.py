@@ -178,8 +178,11 @@ class Dispatcher:
             self.waits.reopen(run.run_id)
         self._wake_one()
 
-    async def close_lane(self, run_id: str) -> None:
-        """Receive no more for a run, and give its permits back as its messages end."""
+    async def close_lane(self, run_id: str, *, goes_on: bool = False) -> None:
+        """Receive no more for a run, and give its permits back as its messages end; one that
+        `goes_on` elsewhere keeps its places in the lines of hosts."""
+        if self.waits is not None:
+            self.waits.mark(run_id, goes_on=goes_on)
         lanes = list(self.lanes.close(run_id))
         for lane in lanes:
             self._withdraw(lane)

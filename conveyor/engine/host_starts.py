@@ -205,6 +205,7 @@ class HostStarts:
         """Take in what the host has said."""
         self.seen_at = now
         self.ceiling = min((state.ceiling for state in states if state.ceiling), default=0)
+        self.slow = max((state.interval for state in states), default=0.0)
         closed_for = max((state.closed_for for state in states), default=0.0)
         if closed_for > 0:
             self.closed_until = now + closed_for

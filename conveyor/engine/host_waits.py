@@ -73,6 +73,7 @@ class HostWaits:
         self._go_on = go_on
         self._scopes: dict[InHand, anyio.CancelScope] = {}
         self._hidden: LRUCache[str, _Hidden] = LRUCache(MOST_HIDDEN)
+        self._elsewhere = set[str]()
         self._rules = turns.policies.current
         self._is_hastening = False
         self.show: Callable[[Sequence[Delivery], float], Awaitable[None]] = _show_none
@@ -108,8 +109,16 @@ class HostWaits:
             if message.lane is lane:
                 scope.cancel()
 
+    def mark(self, run_id: str, *, goes_on: bool) -> None:
+        """Note whether a run that is worked here no more goes on elsewhere."""
+        (self._elsewhere.add if goes_on else self._elsewhere.discard)(run_id)
+
     async def leave_lines(self, run_id: str) -> None:
-        """Let others have the places of a run in the lines of its hosts."""
+        """Let others have the places of a run in the lines of its hosts, unless it goes on
+        elsewhere."""
+        if run_id in self._elsewhere:
+            self._turns.forget_lines(run_id)
+            return
         leave = partial(self._turns.leave_lines, run_id)
         await log_and_continue(_log, "places in lines of hosts were not given up", leave)
         await self._close_up(run_id)
@@ -137,6 +146,7 @@ class HostWaits:
     def reopen(self, run_id: str) -> None:
         """Let the hidden messages of a run that was paused come again, as if nobody else were in
         the lines that they have left. This never waits."""
+        self._elsewhere.discard(run_id)
         if any(one.has_left and one.turn.lane.run_id == run_id for one in self._hidden.values()):
             self._spawn(partial(self._line_up_again, run_id))
 
@@ -165,19 +175,28 @@ class HostWaits:
             self._spawn(self._hasten)
 
     async def _hasten(self) -> None:
-        """Bring the places of messages forward as much as their hosts have become faster."""
+        """Bring the places of messages forward as much as their hosts have become faster; those in
+        a line that is not theirs any more as if nobody else stood in the new one."""
         try:
             now = self._clock.monotonic()
+            before = Counter[str]()
             sooner: dict[str, _Hidden] = {}
             left: dict[str, set[str]] = {}
-            for receipt, one in list(self._hidden.items()):
-                left_for, spacing = one.due - now, self._turns.spacing(one.turn)
+            for receipt, one in sorted(self._hidden.items(), key=lambda item: item[1].due):
+                left_for, due = one.due - now, one.due
+                spacing, line = self._turns.spacing(one.turn), self._turns.line(one.turn)
                 if left_for <= 0:
                     del self._hidden[receipt]
+                    continue
+                if line != one.turn.line:
+                    due = min(due, now + int(before[line] * spacing))
+                    before[line] += 1
                 elif spacing < one.spacing and not one.has_left:
-                    seconds = int(left_for * spacing / one.spacing)
+                    due = now + int(left_for * spacing / one.spacing)
+                if due < one.due and not one.has_left:
                     left.setdefault(one.turn.lane.run_id, set()).add(one.turn.line)
-                    sooner[receipt] = replace(one, due=now + seconds, spacing=spacing)
+                    sooner[receipt] = replace(one, due=due, spacing=spacing)
+                    one.turn.line = line
             await self._bring_forward(sooner, now)
             for run_id, lines in left.items():
                 await self._turns.leave(run_id, lines)

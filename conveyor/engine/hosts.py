@@ -370,7 +370,7 @@ class MessageTurns(HostTurns):
         self._holding: set[Turn] = set()
         self._coming: set[Turn] = set()
         self._learned: LRUCache[tuple[str, str], str] = LRUCache(MOST_LEARNED)
-        # The lines in which runs are known to have places.
+        # The lines in which runs with a policy are known to have places.
         self._lined: dict[str, set[str]] = {}
         # The seconds that the pacing took for its latest answer.
         self._answer_time = 0.0
@@ -387,6 +387,7 @@ class MessageTurns(HostTurns):
         if not lane.host and not self._paces.hold(lane):
             return None
         self._permits.rematch()
+        lines = self._lined.setdefault(lane.run_id, set())
         turn = Turn(lane, delivery, self.policies.current, guest=looked or not lane.host)
         if not turn.host and isinstance(message := delivery.message, TaskMessage):
             # A message of an older version, which may have been here before.
@@ -402,7 +403,7 @@ class MessageTurns(HostTurns):
             turn.start = start
         if turn.has_come_before and turn.pace is not None:
             # It may have had its place from another worker, and so may those behind it.
-            self._lined.setdefault(lane.run_id, set()).add(turn.pace.line)
+            lines.add(turn.pace.line)
         return turn
 
     def turn_now(self, lane: Lane, delivery: Delivery, since: float) -> Turn | None:
@@ -570,13 +571,27 @@ class MessageTurns(HostTurns):
 
     async def leave_lines(self, run_id: str) -> None:
         """Let others have the places of a run that is worked no more, or not now: its messages will
-        not come. Raises ConveyorError(unavailable)."""
-        await self.leave(run_id, self._lined.pop(run_id, ()))
+        not come. The ledger knows also those of workers that have died. Raises
+        ConveyorError(unavailable)."""
+        lines = self._lined.pop(run_id, None)
+        if lines is not None:
+            await self.leave(run_id, lines)
+            await self._paces.pacing.leave(run_id)
+
+    def forget_lines(self, run_id: str) -> None:
+        """Let the places of a run be: other workers get its messages."""
+        self._lined.pop(run_id, None)
 
     async def leave(self, run_id: str, lines: Collection[str]) -> None:
         """Let others have the places of a run in some lines. Raises ConveyorError(unavailable)."""
         if lines:
             await self._paces.pacing.leave(run_id, sorted(lines))
+
+    def line(self, turn: Turn) -> str:
+        """Return the name of the line in which a message would have its place now; "" if nothing
+        limits its host any more."""
+        pace = self._paces.under(turn.lane, turn.host)
+        return "" if pace is None else pace.line
 
     def spacing(self, turn: Turn) -> float:
         """Return the seconds between two calls of a host as fast as the rules allow now."""

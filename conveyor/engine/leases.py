@@ -28,6 +28,12 @@ WANT_FROM = 2 * FULL_BATCH
 """Lowest limit of which permits are handed over: below it that costs more calls than it gains."""
 HANDED_OVER = 1.0
 """Seconds after it handed over a permit of a host in which a worker asks for no other."""
+STARVED_AFTER = 2.0
+"""Seconds without a permit of a host after which its caller's jobs of a higher limit make way."""
+WAY_KEPT = 2.0
+"""Seconds for which they make way, from when the last of their calls has ended."""
+WAY_AGAIN = 15.0
+"""Seconds from then until they make way again: another worker may have what the limit allows."""
 SMALL_LIMIT_PATIENCE = 2.5
 """The factor by which workers wait longer at limits below that, which refuse nearly all of them."""
 
@@ -46,7 +52,9 @@ class JobLease:
     and `knocking` ones wait for such a permit: for those of many hosts, which are `pressing`, other
     workers hand one over. While the host has a `ceiling`, no more permits are used. `stale` ones
     were granted under a looser bound: they are given back as their calls end. `life` counts how
-    often all were lost. What the host has said was seen last at `seen_at`.
+    often all were lost. What the host has said was seen last at `seen_at`. Of a job's own limit
+    none was to be had since `starved_since`; one with a higher limit makes `way`, so many permits
+    at most, and has no more in use since `drained_at`; not again before `no_way_until`.
     """
 
     __slots__ = (
@@ -57,6 +65,7 @@ class JobLease:
         "closed_until",
         "cool_until",
         "dirty",
+        "drained_at",
         "first_seen",
         "guests",
         "holders",
@@ -69,6 +78,7 @@ class JobLease:
         "limit",
         "lost",
         "misses",
+        "no_way_until",
         "of_caller",
         "of_host",
         "others_want",
@@ -78,9 +88,11 @@ class JobLease:
         "retry_at",
         "seen_at",
         "stale",
+        "starved_since",
         "suffix",
         "surplus",
         "wants",
+        "way",
     )
 
     def __init__(
@@ -99,6 +111,9 @@ class JobLease:
         self.of_host = of_host
         self.guests = self.knocking = self.pressing = 0
         self.ceiling = self.stale = self.life = 0
+        self.way: int | None = None
+        self.starved_since = self.drained_at = math.inf
+        self.no_way_until = -math.inf
         self.lanes: list[Lane] = []
         self._shares: Counter[RunShare] = Counter()
         self.permits = 0
@@ -162,7 +177,8 @@ class JobLease:
     @property
     def most(self) -> int:
         """The most permits of all workers together."""
-        return min(self.limit, self.ceiling or self.limit)
+        most = min(self.limit, self.ceiling or self.limit)
+        return most if self.way is None else min(most, self.way)
 
     def see(self, ceiling: int, now: float) -> None:
         """Note the ceiling of a host as it was seen."""
@@ -175,9 +191,42 @@ class JobLease:
         and grants new ones within the bound."""
         before = self.most
         self.limit, self.ceiling = limit, ceiling
+        self._give_back_from(before)
+
+    def _give_back_from(self, before: int) -> None:
         if self.most < before:
             self.stale = self.permits
             self.shed_stale()
+
+    def is_starved(self, now: float) -> bool:
+        """Tell whether messages wait that have had no permit of a host for long."""
+        if self.permits or not (
+            self.knocking or any(not (lane.closed or lane.empties) for lane in self.lanes)
+        ):
+            self.starved_since = math.inf
+        return now - self.starved_since >= STARVED_AFTER
+
+    def make_way(self, now: float, most: int) -> None:
+        """Use no more permits than that until a stricter job has one."""
+        if self.way is None and now >= self.no_way_until:
+            before, self.way = self.most, most
+            self._give_back_from(before)
+
+    def go_on(self, now: float, *, is_wanted: bool) -> None:
+        """Make way no more, if that `is_wanted` no longer, or was for nothing."""
+        if self.way is None:
+            return
+        if self.permits > self.way:
+            self.drained_at = math.inf
+        else:
+            self.drained_at = min(self.drained_at, now)
+        is_over = now - self.drained_at >= WAY_KEPT
+        if is_over:
+            self.no_way_until = now + WAY_AGAIN
+        if is_over or not is_wanted:
+            self.way, self.drained_at, self.cool_until = None, math.inf, now
+            # The answer has its lanes asked again.
+            self.dirty = True
 
     def shed_stale(self) -> None:
         """Drop the stale permits that no message uses."""
@@ -242,6 +291,8 @@ class JobLease:
         cap = max(REFUSAL_CAP, REFUSAL_CAP_PER_WORKER * workers)
         if self.limit < WANT_FROM:
             cap *= SMALL_LIMIT_PATIENCE
+        if self.of_host and self.suffix and not self.permits:
+            self.starved_since = min(self.starved_since, now)
         self.misses = 1 if self.pressing else self.misses + 1
         if self.knocking:
             self.misses = min(self.misses, MOST_MISSES)

@@ -272,6 +272,7 @@ class ReservePolicy:
         except Exception as error:
             # Permits are to be renewed all the same.
             log_failure(_log, "the rules of hosts could not be looked up", error)
+        self._make_way(now)
         for lease in list(self._leases.values()):
             if lease.lost or (lease.permits and not self._usable_at(lease, now)):
                 lease.forfeit()
@@ -288,6 +289,21 @@ class ReservePolicy:
             elif self._is_over(lease, now):
                 del self._leases[lease.job_id + lease.suffix]
         return list(dict.fromkeys(fenced))
+
+    def _make_way(self, now: float) -> None:
+        """Let a job whose own limit of a host is lower come beside those of its caller with a
+        higher one: these would never leave so few calls in flight."""
+        strictest: dict[str, int] = {}
+        own = [lease for lease in self._leases.values() if lease.suffix]
+        for lease in own:
+            if lease.is_starved(now):
+                key = lease.job_id
+                strictest[key] = min(lease.limit, strictest.get(key, lease.limit))
+        for lease in own:
+            limit = strictest.get(lease.job_id, lease.limit)
+            if limit < lease.limit:
+                lease.make_way(now, limit - 1)
+            lease.go_on(now, is_wanted=limit < lease.limit)
 
     def _kept(self, lease: JobLease, now: float) -> int:
         """Return how many permits to keep though they are idle: one of a job with open lanes, and

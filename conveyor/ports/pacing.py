@@ -31,10 +31,13 @@ class Booking(msgspec.Struct, frozen=True):
 
 class HostState(msgspec.Struct, frozen=True):
     """The word of a host: closed for so many seconds more, with a `ceiling` on its calls in
-    flight; 0 for none."""
+    flight, and the `interval` that it wants between starts; 0 for none. In its line are `in_line`
+    places that are still to come, as far as the ledger knows of it."""
 
     closed_for: float = 0.0
     ceiling: int = 0
+    interval: float = 0.0
+    in_line: int = 0
 
 
 class Pacing(Protocol):
@@ -56,19 +59,24 @@ class Pacing(Protocol):
         HORIZON; an `interval` of 0 spaces none. They are starts of the names in `also` too, each
         with an interval of its own: where one of all these is closed, nothing is booked. Where
         there is no start, ask again a little later.
+
+        A shorter `interval` than that of the last start of `host` holds from that start on: its
+        rule has changed. Of a name in `also` the last start keeps its own: others ask for it with
+        other intervals.
         """
         ...
 
     async def line_up(self, host: str, interval: float, run: str = "") -> float:
-        """Take the next place in the line of a host, `interval` behind the last one, and behind the
-        time for which it is closed; return the seconds until it comes. It says when to come back,
-        and books nothing. It is kept for a `run`, until that leaves the line.
+        """Take the next place in the line of a host, `interval` behind the last one, and not before
+        there may be a start, nor within the time for which it is closed; return the seconds until
+        it comes. It says when to come back, and books nothing. It is kept for a `run`, until that
+        leaves the line.
         """
         ...
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
-        """Let others have the places that this run has in the lines of hosts. Raises
-        ConveyorError(unavailable)."""
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        """Let others have the places that this run has in the lines of hosts; in all lines of the
+        ledger where none are given. Raises ConveyorError(unavailable)."""
         ...
 
     async def close(self, host: str, seconds: float) -> None:
@@ -93,5 +101,6 @@ class Pacing(Protocol):
         ...
 
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
-        """Return what those hosts have said that are closed or have a lowered ceiling."""
+        """Return what those hosts have said that are closed, have a lowered ceiling, want their
+        starts further apart, or have a line."""
         ...

@@ -30,8 +30,8 @@ STANDARD_ERROR = 2
 class Repeats(logging.Filter):
     """Rate-limits repeated warnings and errors, and adds the number of suppressed ones to the next.
 
-    Records with a traceback are equal if the same exception class was raised at the same line. A
-    record with extra fields always passes.
+    Records with a traceback are equal if the same exception class was raised at the same line,
+    whatever the exception says. A record with extra fields always passes.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,8 @@ class Repeats(logging.Filter):
         if record.levelno < logging.WARNING or _fields(record):
             return True
         text = record.getMessage()
-        key = (record.name, text, _end(record))
+        end = _end(record)
+        key = (record.name, text if end is None else _without_error(text, record), end)
         earlier = self._seen.get(key)
         if earlier is None or record.created - earlier.at >= FORGOTTEN_AFTER:
             if len(self._seen) >= MOST_LINES:
@@ -93,6 +94,12 @@ def _end(record: logging.LogRecord) -> _End | None:
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     return kind, traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+
+
+def _without_error(text: str, record: logging.LogRecord) -> str:
+    """Return the text of a record without what its exception says, which may count or name."""
+    error = record.exc_info[1] if record.exc_info else None
+    return text.replace(repr(error), "").replace(str(error) or repr(error), "")
 
 
 def start_logs(settings: Settings) -> None:

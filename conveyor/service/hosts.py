@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
-from conveyor.domain.hosts import HostLimits, HostRule, host_and_port, paces
+from conveyor.domain.hosts import HostRule, host_and_port, paces
 from conveyor.domain.model import Job, Run, RunStatus, Task, TaskStatus
 from conveyor.domain.shards import shards_of
 from conveyor.domain.text_rules import rfc3339
@@ -39,6 +39,26 @@ class _Tally:
     """The tasks of one host, by their status."""
 
     counts: dict[TaskStatus, int] = field(default_factory=lambda: dict.fromkeys(TaskStatus, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """The jobs that a run shares a host with: it has so many `unfinished` tasks itself, and others
+    have `calls` under way."""
+
+    unfinished: int
+    calls: int
+
+    def sentence(self, said: Sequence[HostState]) -> str:
+        """Say what is known of other jobs at a host; empty if nothing is. Of those in its line as
+        many as the run may have are its own."""
+        waiting = max((one.in_line for one in said), default=0) - self.unfinished
+        parts = []
+        if self.calls:
+            parts.append(f"{self.calls:,} {'call' if self.calls == 1 else 'calls'} under way")
+        if waiting > 0:
+            parts.append(f"at least {waiting:,} {'task' if waiting == 1 else 'tasks'} in its line")
+        return f"other jobs have {' and '.join(parts)}" if parts else ""
 
 
 @dataclass(slots=True)
@@ -124,6 +144,9 @@ class HostQueries:
         # A host may be closed to the caller alone, whichever rule holds.
         keys = {host: paces(some, host, job.caller) for host, some in rules.items() if some}
         states = await self._states(keys)
+        crew, now = await self._context.waits.crew() if keys else None, self._context.clock.now()
+        calls = {host: crew.calls_of_others(run.run_id, host, now) for host in keys if crew}
+        unfinished = run.stats.total - run.stats.completed
         return HostsBody(
             run_id=run.run_id,
             tasks=run.stats.total,
@@ -134,6 +157,7 @@ class HostQueries:
                     host,
                     tally,
                     [states[key] for key in keys.get(host, ()) if key in states],
+                    _Others(unfinished, calls.get(host, 0)),
                 )
                 for host, tally in first
             ],
@@ -182,11 +206,14 @@ class HostQueries:
         host: str,
         tally: _Tally,
         said: Sequence[HostState],
+        others: _Others,
     ) -> HostBody:
         closed_for = max((one.closed_for for one in said), default=0.0)
         until = self._context.clock.now() + round(closed_for * 1_000)
         limits = self._context.policies.limits_of(host, job.caller, job.politeness)
         ceiling = min((one.ceiling for one in said if one.ceiling), default=0)
+        interval = max((one.interval for one in said), default=0.0)
+        bounds = [limits.sentence(interval), others.sentence(said)]
         return HostBody(
             host=host,
             pending=tally.counts[TaskStatus.PENDING],
@@ -197,17 +224,18 @@ class HostQueries:
             rate=limits.rate or UNSET,
             ceiling=ceiling or UNSET,
             closed_until=rfc3339(until) if closed_for > 0 else UNSET,
+            interval=interval or UNSET,
             limit_set_by=limits.limit_set_by or UNSET,
             rate_set_by=limits.rate_set_by or UNSET,
             pattern=limits.pattern or UNSET,
             together=limits.together or UNSET,
-            detail=_detail(limits, ceiling, until if closed_for > 0 else None) or UNSET,
+            detail=_detail(bounds, ceiling, until if closed_for > 0 else None) or UNSET,
         )
 
 
-def _detail(limits: HostLimits, ceiling: int, closed_until: int | None) -> str:
+def _detail(bounds: Sequence[str], ceiling: int, closed_until: int | None) -> str:
     """Say what bounds the calls at a host; empty if nothing does."""
-    parts = [limits.sentence()]
+    parts = list(bounds)
     if ceiling:
         parts.insert(0, f"at most {ceiling:,} at a time for now, since it refused calls")
     if closed_until is not None:

@@ -612,6 +612,9 @@ class HostBody(Struct, frozen=True, kw_only=True):
     closed_until: (
         Annotated[str, _instant("The end of the pause that the host asked for.")] | UnsetType
     ) = UNSET
+    interval: (
+        Annotated[float, _text("Seconds between calls that its robots.txt asks for.")] | UnsetType
+    ) = UNSET
     limit_set_by: Annotated[str, _words(LimitSource, _SET_BY)] | UnsetType = UNSET
     rate_set_by: Annotated[str, _words(LimitSource, _SET_BY)] | UnsetType = UNSET
     pattern: (

@@ -353,7 +353,7 @@ class SimulatedPacing:
         await self._link.come_back(back)
         return wait
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
         """Leave lines. Raises ConveyorError(unavailable) after a timeout."""
         back = await self._go()
         await self._service.pacing.leave(run, hosts)

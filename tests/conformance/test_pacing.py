@@ -164,10 +164,68 @@ async def test_nothing_is_booked_beyond_the_horizon(bench: Bench) -> None:
     assert (await bench.one.book(bench.a, 2 * HORIZON, 5)).starts == pytest.approx((0,), abs=1e-5)
 
 
+async def test_an_interval_that_has_shrunk_holds_from_the_last_start_on(bench: Bench) -> None:
+    slow = 10 * HORIZON
+    first = await bench.start(bench.one, bench.a, slow)
+    await bench.clock.advance(STEP)
+    if not isinstance(bench.other, LeasedPacing):  # another worker waits for the lease of the first
+        assert (await bench.other.book(bench.b, STEP, also={bench.a: STEP})).starts == ()
+    booking = await bench.one.book(bench.a, 4 * STEP, 2)
+    starts = [bench.clock.monotonic() + start for start in booking.starts]
+    assert starts == pytest.approx([first + 4 * STEP, first + 8 * STEP], abs=1e-4)
+    assert await bench.one.line_up(bench.a, 4 * STEP) <= 12 * STEP
+
+
+async def test_the_line_of_a_host_goes_by_the_interval_of_now(bench: Bench) -> None:
+    await bench.start(bench.one, bench.a, 10 * HORIZON)
+    places = [await bench.one.line_up(bench.a, STEP) for _ in range(2)]
+    assert places == pytest.approx([STEP, 2 * STEP], abs=1e-4)
+
+
+async def test_the_first_place_of_a_line_is_the_next_start(bench: Bench) -> None:
+    begin = bench.clock.monotonic()
+    first = await bench.start(bench.one, bench.a, 8 * STEP)
+    places = [await bench.one.line_up(bench.a, 8 * STEP) for _ in range(3)]
+    ahead = first + 8 * STEP - begin
+    assert places == pytest.approx([ahead, ahead + 8 * STEP, ahead + 16 * STEP], abs=1e-4)
+
+
 async def test_places_in_a_line_are_an_interval_apart_and_book_nothing(bench: Bench) -> None:
     places = [await bench.one.line_up(bench.a, STEP) for _ in range(4)]
     assert places == pytest.approx([STEP, 2 * STEP, 3 * STEP, 4 * STEP], abs=1e-4)
     assert (await bench.one.book(bench.a, STEP)).starts == pytest.approx((0,), abs=1e-5)
+
+
+async def test_a_host_tells_how_many_stand_in_its_line(bench: Bench) -> None:
+    for run in ("one", "one", "other", "one"):
+        await bench.one.line_up(bench.a, STEP, run)
+    known = {} if isinstance(bench.one, LeasedPacing) else {bench.a: 4}
+
+    async def in_line() -> dict[str, int]:
+        states = await bench.other.state([bench.a, bench.b])
+        return {name: state.in_line for name, state in states.items()}
+
+    assert await in_line() == known, "a worker without a common ledger has a line of its own"
+    await bench.clock.advance(2.2 * STEP)
+    assert await in_line() == dict.fromkeys(known, 3)
+    await bench.one.leave("one", [bench.a])
+    assert await in_line() == dict.fromkeys(known, 1)
+    await bench.clock.advance(9 * STEP)
+    assert await in_line() == {}
+
+
+async def test_a_run_leaves_all_lines_also_those_of_a_worker_that_has_died(bench: Bench) -> None:
+    for pacing in (bench.one, bench.other):
+        for host in (bench.a, bench.b):
+            for _ in range(8):
+                await pacing.line_up(host, STEP, "over")
+    await bench.one.line_up(bench.b, STEP, "lives")
+    known = bench.one, bench.other
+    for pacing in known if isinstance(bench.one, LeasedPacing) else known[:1]:
+        await pacing.leave("over")
+    for pacing in known:
+        assert await pacing.line_up(bench.a, STEP, "next") <= 4 * STEP + 1e-3
+        assert await pacing.line_up(bench.b, STEP, "next") <= 4 * STEP + 1e-3
 
 
 async def test_the_line_of_two_workers_moves_no_faster_than_that_of_one(bench: Bench) -> None:
@@ -212,7 +270,7 @@ async def test_a_host_is_never_opened_sooner_than_was_said_before(bench: Bench) 
 async def test_the_line_of_a_closed_host_begins_behind_its_end(bench: Bench) -> None:
     await bench.one.close(bench.a, 100.0)
     places = [await bench.one.line_up(bench.a, STEP) for _ in range(2)]
-    assert places == pytest.approx([100 + STEP, 100 + 2 * STEP], abs=1e-2)
+    assert places == pytest.approx([100, 100 + STEP], abs=1e-2)
 
 
 async def test_a_host_that_is_slow_gives_fewer_starts_than_are_asked_for(bench: Bench) -> None:
@@ -223,9 +281,12 @@ async def test_a_host_that_is_slow_gives_fewer_starts_than_are_asked_for(bench: 
     both = await bench.other.book(bench.b, 0.0, 2, also={bench.a: 0.0})
     assert both.interval == pytest.approx(4 * STEP)
     assert len(both.starts) < 2 or gaps(list(both.starts))[0] >= 4 * STEP - 1e-5
-    assert await bench.one.state([bench.a]) == {}
+    [(name, state)] = (await bench.other.state([bench.a, bench.b])).items()
+    assert (name, state.closed_for, state.ceiling) == (bench.a, 0, 0)
+    assert state.interval == pytest.approx(4 * STEP)
     await bench.one.slow(bench.b, 4 * STEP, 60.0)
     await bench.clock.advance(61.0)
+    assert await bench.one.state([bench.a, bench.b]) == {}
     assert len((await bench.one.book(bench.b, 0.0, 2)).starts) == 2
 
 

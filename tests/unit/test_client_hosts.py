@@ -47,6 +47,7 @@ def held(**fields: Any) -> HostReply:
 def test_each_limit_of_a_host_is_shown_with_who_set_it() -> None:
     host = held(limit=2, limit_set_by="pattern", rate=0.5, rate_set_by="job", pattern="*.test")
     assert host_line(host).endswith("443, 2 at a time (pattern *.test), 0.5 a second (job)")
+    assert host_line(held(interval=2.5)).endswith("443, 2.5 s apart (robots.txt)")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,11 @@ def test_each_limit_of_a_host_is_shown_with_who_set_it() -> None:
         (held(claimed=2, detail="at most 2 calls"), "8 tasks wait, 2 claimed; at most 2 calls"),
         (held(pending=1, detail="at most 1 call"), "1 task waits; at most 1 call"),
         (held(rate=0.5, detail="slow"), "8 tasks wait; slow; so these take 16 s at least"),
+        (
+            held(rate=2, interval=3, detail="slow"),
+            "8 tasks wait; slow; so these take 24 s at least",
+        ),
+        (held(rate=0.2, interval=3, detail="no"), "8 tasks wait; no; so these take 40 s at least"),
         (held(detail="new\x1b[2J"), "8 tasks wait; new\\x1b[2J"),
         (held(), "8 tasks wait; it is at a limit"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from conveyor.dev.binding import open_binding
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer, secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
+from conveyor.ports.pacing import HostState
 from conveyor.ports.queues import CONTROL_QUEUE, DeleteMessage
 from conveyor.records.blob_keys import result_key
 from conveyor.testing.clock import FakeClock
@@ -45,6 +46,34 @@ async def test_a_host_is_called_an_interval_after_a_restart_at_the_earliest(tmp_
     second = await open_binding(tmp_path, clock)
     assert (await second.ports.pacing.book("host:a", 8.0)).starts == (8.0,)
     await second.ports.aclose()
+
+
+async def test_a_host_that_asked_for_a_pause_is_left_alone_after_a_restart(tmp_path: Path) -> None:
+    clock = FakeClock()
+    first = await open_binding(tmp_path, clock)
+    await first.ports.pacing.close("host:a", 3_600.0)
+    await first.ports.pacing.close("host:a", 60.0)
+    await first.ports.pacing.close("host:k:b", 30.0)
+    await first.ports.pacing.close("host:c", 2.0)
+    await clock.advance(100.0)
+    await first.ports.aclose()
+    clock.shift(-7_200.0)
+    second = await open_binding(tmp_path, clock)
+    told = await second.ports.pacing.state(["host:a", "host:k:b", "host:c"])
+    assert told == {"host:a": HostState(3_600.0), "host:k:b": HostState(30.0)}, "as it was said"
+    await second.ports.aclose()
+    clock.shift(7_200.0)
+    third = await open_binding(tmp_path, clock)
+    booking = await third.ports.pacing.book("host:x", 0.0, also={"host:a": 0.0})
+    assert booking.starts == ()
+    assert booking.closed_for == pytest.approx(3_500.0)
+    assert set(await third.ports.pacing.state(["host:a", "host:k:b"])) == {"host:a"}
+    await third.clear()
+    assert not await third.ports.pacing.state(["host:a"])
+    await third.ports.aclose()
+    fourth = await open_binding(tmp_path, clock)
+    assert not await fourth.ports.pacing.state(["host:a"])
+    await fourth.ports.aclose()
 
 
 async def test_a_damaged_database_is_named(tmp_path: Path) -> None:

@@ -174,6 +174,21 @@ async def test_hidden_messages_come_sooner_once_their_host_may_be_called_more_of
         assert len(bench.tasks.done) == 110, "none stands behind places that nobody waits for"
 
 
+async def test_hidden_messages_of_hosts_that_are_counted_together_no_more_come_sooner() -> None:
+    together = HostPattern(rate=1.0, together=True)
+    bench = World(
+        slots=20, duration=lambda _: 0.1, limits=HostRules(patterns={"*.example": together})
+    )
+    hosts = tuple(f"{name}.example:443" for name in "abcdefgh")
+    async with bench.running():
+        await bench.submit("a", 96, hosts=hosts)
+        await bench.clock.advance(4.0)
+        bench.limits = HostRules(rate=1.0)
+        await bench.clock.advance(30.0)
+        assert len(bench.tasks.done) == 96, "as fast as before, but each host by itself"
+    assert bench.received() <= 3 * 96
+
+
 async def test_a_run_that_was_paused_comes_sooner_once_its_host_may_be_called_more_often() -> None:
     for changes_first in (True, False):
         bench = world(rate=0.1, seconds=0.1)

@@ -112,6 +112,44 @@ async def test_the_closest_limits_show_and_what_a_host_has_said(tmp_path: Path) 
         )
 
 
+async def test_a_host_shows_what_its_robots_txt_asks_for(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data") as api:
+        job_id, run_id = await submitted(api, "https://a.test/", politeness={"robots": True})
+        [host] = (await hosts_of(api, job_id, run_id))["hosts"]
+        assert host["detail"] == "its robots.txt may ask for a pause between calls (Crawl-delay)"
+        caller = api.service.identify(KEY).caller_id
+        await api.binding.pacing.slow(host_key("a.test:443", caller), 2.5, 600.0)
+        other_job, other_run = await submitted(api, "https://a.test/", politeness={"per_host": 2})
+        for one in ((job_id, run_id), (other_job, other_run)):
+            [host] = (await hosts_of(api, *one, "?held=1"))["hosts"]
+            assert host["interval"] == 2.5
+            assert "its robots.txt asks for 2.5 s between calls" in host["detail"]
+
+
+async def test_a_host_shows_that_other_jobs_wait_for_it_too(tmp_path: Path) -> None:
+    async with open_api(tmp_path / "data", policies=POLICIES) as api:
+        pacing = api.binding.pacing
+        job_id, run_id = await submitted(api, *["https://a.shop.test/"] * 3)
+        for run, places in ((run_id, 3), ("other", 2)):
+            for _ in range(places):
+                await pacing.line_up(host_key("*.test"), 10.0, run)
+        [host] = (await hosts_of(api, job_id, run_id, "?held=1"))["hosts"]
+        assert host["detail"].endswith("; other jobs have at least 2 tasks in its line")
+
+        calls = {"a.shop.test:443": 4, "b.test:443": 5}
+        await api.binding.workers.say(report(api, "worker", "other", calls))
+        await api.clock.advance(READ_EVERY)
+        [host] = (await hosts_of(api, job_id, run_id, "?held=1"))["hosts"]
+        assert host["detail"].endswith(
+            "; other jobs have 4 calls under way and at least 2 tasks in its line"
+        )
+        await pacing.leave("other", [host_key("*.test")])
+        await api.binding.workers.say(report(api, "worker", run_id, calls))
+        await api.clock.advance(READ_EVERY)
+        [host] = (await hosts_of(api, job_id, run_id, "?held=1"))["hosts"]
+        assert "other jobs" not in host["detail"]
+
+
 async def test_a_host_shows_that_it_is_closed_to_the_caller_alone(tmp_path: Path) -> None:
     async with open_api(tmp_path / "data", policies=POLICIES) as api:
         job_id, run_id = await submitted(api, "https://a.shop.test/")

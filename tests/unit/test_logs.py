@@ -93,6 +93,24 @@ def test_the_same_traceback_is_shown_in_full_once_and_then_ever_more_seldom() ->
     assert "in raised" in TextFormatter().format(passed[0])
 
 
+def test_an_error_that_says_something_else_each_time_is_the_same_one() -> None:
+    def counted(number: int) -> logging.LogRecord:
+        try:
+            raise KeyError(f"call {number}")
+        except KeyError as error:
+            return broken(error, float(number))
+
+    repeats = Repeats()
+    said = [one.getMessage() for one in map(counted, range(31)) if repeats.filter(one)]
+    assert said == [
+        "it failed: KeyError('call 0')",
+        "it failed: KeyError('call 2') (and 1 times before)",
+        "it failed: KeyError('call 6') (and 3 times before)",
+        "it failed: KeyError('call 14') (and 7 times before)",
+        "it failed: KeyError('call 30') (and 15 times before)",
+    ]
+
+
 def test_a_traceback_of_another_kind_or_place_is_not_held_back() -> None:
     repeats = Repeats()
     assert repeats.filter(record("KeyError('Attributes')", 0.0, logging.ERROR))

@@ -1,4 +1,5 @@
-"""The ports of records that expire: file inputs and exports, a row each.
+"""The ports of records that expire: file inputs and exports, a row each; and the hosts that are
+closed, for the next process.
 
 An export is removed with its run.
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from conveyor.dev.pacing import ClosedHosts
 from conveyor.dev.sqlite.database import Database
 from conveyor.domain.errors import not_found
 from conveyor.ports.binding import Exports, Inputs
@@ -199,3 +201,32 @@ class SqliteInputs(Inputs):
             connection.execute("DELETE FROM job_inputs WHERE input_id = ?", (input_id,))
 
         await self._database.write(drop)
+
+
+class SqliteClosedHosts(ClosedHosts):
+    """The hosts that are closed. Those that are open again are removed as others are added."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, host: str, *, now: int, until: int) -> None:
+        def add(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM closed_hosts WHERE closed_until <= ?", (now,))
+            connection.execute(
+                "INSERT INTO closed_hosts (host, closed_until, lasts) VALUES (?, ?, ?) "
+                "ON CONFLICT (host) DO UPDATE SET closed_until = excluded.closed_until, "
+                "lasts = excluded.lasts WHERE excluded.closed_until > closed_until",
+                (host, until, until - now),
+            )
+
+        await self._database.write(add)
+
+    async def left(self, *, now: int) -> dict[str, float]:
+        rows = await self._database.read(
+            lambda reader: reader.execute(
+                "SELECT host, min(closed_until - ?, lasts) FROM closed_hosts "
+                "WHERE closed_until > ?",
+                (now, now),
+            ).fetchall()
+        )
+        return {host: left / 1_000 for host, left in rows}

@@ -465,6 +465,16 @@ HOSTS = (
     """,
 )
 
+CLOSED_HOSTS = (
+    """
+    CREATE TABLE closed_hosts ( -- one row a host that asked for a pause, for the next process
+        host TEXT PRIMARY KEY, -- its key in the ledger, of all callers or of one
+        closed_until INTEGER NOT NULL, -- when it opens
+        lasts INTEGER NOT NULL -- milliseconds from when that was said until then
+    ) WITHOUT ROWID
+    """,
+)
+
 STEPS = (
     TABLES,
     SIGNING_KEYS,
@@ -480,6 +490,7 @@ STEPS = (
     DAILY_TASKS,
     POLITENESS,
     HOSTS,
+    CLOSED_HOSTS,
 )
 """Step n leads from version n to n + 1. Append steps; never change one that was released."""
 

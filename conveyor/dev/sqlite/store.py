@@ -12,7 +12,7 @@ from pathlib import Path
 from conveyor.dev.call_table import BegunCalls
 from conveyor.dev.sqlite.database import Connection, Database, WriteNotes, open_reader, open_writer
 from conveyor.dev.sqlite.deliveries import SqliteDeliveries, release_deliveries
-from conveyor.dev.sqlite.expiring import SqliteExports, SqliteInputs
+from conveyor.dev.sqlite.expiring import SqliteClosedHosts, SqliteExports, SqliteInputs
 from conveyor.dev.sqlite.idempotency import SqliteIdempotency
 from conveyor.dev.sqlite.ingestion import SqliteIngestion
 from conveyor.dev.sqlite.jobs import SqliteJobs, purge_jobs
@@ -64,6 +64,7 @@ class SqliteStore:
     signing_keys: SqliteSigningKeys
     deliveries: SqliteDeliveries
     schedules: SqliteSchedules
+    closed_hosts: SqliteClosedHosts
     run_writes: WriteNotes
 
     @property
@@ -358,5 +359,6 @@ def _store(path: Path, database: Database, notes: WriteNotes, *, daily_tasks: in
         signing_keys=SqliteSigningKeys(database),
         deliveries=SqliteDeliveries(database),
         schedules=SqliteSchedules(database, daily_tasks=daily_tasks),
+        closed_hosts=SqliteClosedHosts(database),
         run_writes=notes,
     )

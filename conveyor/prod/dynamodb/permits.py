@@ -323,11 +323,13 @@ MOST_HOSTS = 5_000
 class _Host:
     """A host as this worker knows it; instants are monotonic seconds of this worker.
 
-    It may start calls from `following` on that leave an interval until `ends`, under a lease that
+    It may start calls from `following` on, which is `apart` from its last start, that leave an
+    interval until `ends`, under a lease that
     the ledger has forgotten by `lapsed_at`, of a turn that it has since `began`.
     """
 
     following: float
+    apart: float = 0.0
     ends: float = -math.inf
     lapsed_at: float = -math.inf
     began: float = -math.inf
@@ -337,6 +339,11 @@ class _Host:
     shared_by: int = 1
     counted_at: float = -math.inf
     asking: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def hasten(self, step: float) -> None:
+        """Let the next start be no further from the last one here than that."""
+        if step < self.apart:
+            self.following, self.apart = self.following - self.apart + step, step
 
     def is_idle(self, now: float) -> bool:
         latest = max(self.following, self.lapsed_at, self.rests_until, self.line.end)
@@ -414,6 +421,7 @@ class LeasedPacing(Pacing):
             return Booking((), closed_for, ceiling, wanted)
         for name, one in known.items():
             names[name] = max(names[name], one.interval_at(now))
+        self._known(host).hasten(names[host])
         paced = {name: step for name, step in names.items() if step > 0}
         if not paced:
             return Booking((0.0,) * count, 0.0, ceiling, wanted)
@@ -429,15 +437,17 @@ class LeasedPacing(Pacing):
         said = (await self._refusals([host])).get(host, _NONE)
         step = max(interval, said.interval_at(self._clock.now()))
         now = self._clock.monotonic()
-        begins = max(now + self._closed_for(host, said), known.following)
+        # The last start may have been one of a rule that is no more.
+        following = known.following - known.apart + min(known.apart, step)
+        begins = max(now + self._closed_for(host, said), following)
         # Others may have had the starts meanwhile.
         idle = max(IDLE, step, TURN + REST) * known.shared_by
         if begins <= now and known.following < now - idle:
             known.line = HostLine()
         return known.line.take(run, begins, step * known.shared_by, now) - now
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
-        for known in filter(None, map(self._hosts.get, hosts)):
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        for known in filter(None, map(self._hosts.get, self._hosts if hosts is None else hosts)):
             known.line.leave(run, self._clock.monotonic())
 
     async def close(self, host: str, seconds: float) -> None:
@@ -485,7 +495,9 @@ class LeasedPacing(Pacing):
     async def state(self, hosts: Iterable[str]) -> dict[str, HostState]:
         now, found = self._clock.now(), {}
         for name, said in (await self._refusals(hosts)).items():
-            state = HostState(self._closed_for(name, said), said.ceiling_at(now))
+            state = HostState(
+                self._closed_for(name, said), said.ceiling_at(now), said.interval_at(now)
+            )
             if state != HostState():
                 found[name] = state
         return found
@@ -543,7 +555,7 @@ class LeasedPacing(Pacing):
                 break
             starts.append(start - now)
             for known, step in hosts:
-                known.following = start + step
+                known.following, known.apart = start + step, step
         return tuple(starts)
 
     async def _count(self, known: _Host, name: str) -> None:

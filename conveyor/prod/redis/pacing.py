@@ -2,10 +2,11 @@
 and the robots port beside it.
 
 One hash holds all hosts of an environment: the next start, the end of the line, the end of the time
-for which it is closed, the ceiling and the interval of each; and the run id of the Redis process
-that began it. Redis never loses a part of a key. A hash that is gone, or of another process, begins
-anew, and books nothing for HORIZON: every start that was booked before is over by then. Hosts that
-are idle are dropped as calls come by; the hash ends by itself a day after its last call.
+for which it is closed, the ceiling and the interval of each; the lines in which a run has places;
+and the run id of the Redis process that began it. Redis never loses a part of a key. A hash that is
+gone, or of another process, begins anew, and books nothing for HORIZON: every start that was booked
+before is over by then. Hosts that are idle are dropped as calls come by; the hash ends by itself a
+day after its last call.
 
 A client remembers for how long hosts are closed, also beyond such a loss, and asks nothing
 meanwhile.
@@ -56,6 +57,7 @@ local function find(name)
   local packed = redis.call('HGET', hosts, name)
   local one = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, 0, 0}
   if not one[12] then one[9], one[10], one[11], one[12] = 0, 0, 0, {} end
+  if not one[13] then one[13] = 0 end
   if one[4] > 0 and now >= one[5] + lasts then one[4] = 0 end
   if now >= one[7] then one[6] = 0 end
   return one
@@ -67,7 +69,9 @@ local function drop_idle()
   redis.call('HSET', hosts, '#cursor', page[1])
   for place = 1, #page[2], 2 do
     local name = page[2][place]
-    if string.sub(name, 1, 1) ~= '#' then
+    if string.sub(name, 1, 5) == '#run:' then
+      if cmsgpack.unpack(page[2][place + 1])[1] < now then redis.call('HDEL', hosts, name) end
+    elseif string.sub(name, 1, 1) ~= '#' then
       local one = find(name)
       if one[4] + one[6] == 0 and math.max(one[1], one[2], one[3]) < now - idle then
         redis.call('HDEL', hosts, name)
@@ -80,7 +84,11 @@ if op == 'book' then
   local asked, ceiling, closed, wanted, following = {}, 0, 0, 0, math.max(now, opens)
   for place = 7, #ARGV, 2 do
     local one = find(ARGV[place])
-    asked[#asked + 1] = {ARGV[place], math.max(tonumber(ARGV[place + 1]), one[6]), one}
+    local step = math.max(tonumber(ARGV[place + 1]), one[6])
+    asked[#asked + 1] = {ARGV[place], step, one}
+    if ARGV[place] == ARGV[7] and step < one[13] then
+      one[1], one[13] = one[1] - one[13] + step, step
+    end
     if one[4] > 0 and (ceiling == 0 or one[4] < ceiling) then ceiling = one[4] end
     closed = math.max(closed, one[3] - now)
     wanted = math.max(wanted, one[6])
@@ -93,7 +101,7 @@ if op == 'book' then
       starts[number] = following - now
       local start = following
       for _, each in ipairs(asked) do
-        each[3][1] = start + each[2]
+        each[3][1], each[3][13] = start + each[2], each[2]
         following = math.max(following, each[3][1])
       end
     end
@@ -108,12 +116,26 @@ if op == 'state' then
     local one = find(ARGV[place])
     told[#told + 1] = math.max(0, one[3] - now)
     told[#told + 1] = one[4]
+    told[#told + 1] = one[6]
+    local left = 0
+    for _, had in pairs(one[12]) do
+      if had[2] >= now then left = left + had[1]
+      elseif had[3] > now then left = left + had[1] * (had[3] - now) / (had[3] - had[2]) end
+    end
+    told[#told + 1] = math.floor(left + 0.5)
   end
   return told
 end
 if op == 'leave' then
-  for place = 7, #ARGV do
-    local one = redis.call('HEXISTS', hosts, ARGV[place]) == 1 and find(ARGV[place])
+  local names, lines = {}, '#run:' .. ARGV[6]
+  for place = 7, #ARGV do names[#names + 1] = ARGV[place] end
+  if #ARGV < 7 then
+    local packed = redis.call('HGET', hosts, lines)
+    names = packed and cmsgpack.unpack(packed) or {}
+    redis.call('HDEL', hosts, lines)
+  end
+  for place = #ARGV < 7 and 2 or 1, #names do
+    local one = redis.call('HEXISTS', hosts, names[place]) == 1 and find(names[place])
     local had = one and one[12][ARGV[6]]
     if had then
       one[12][ARGV[6]] = nil
@@ -129,7 +151,7 @@ if op == 'leave' then
         one[11] = has_free and math.max(had[3], one[11]) or had[3]
         one[9] = left + (has_free and one[9] or 0)
       end
-      keep(ARGV[place], one)
+      keep(names[place], one)
     end
   end
   return {0}
@@ -138,10 +160,12 @@ local one = find(ARGV[6])
 local value, answer = tonumber(ARGV[7]), 0
 if op == 'line' then
   if math.max(opens, one[1], one[3]) < now - idle then
-    one[1], one[2], one[9], one[12] = now, now, 0, {}
+    one[1], one[2], one[9], one[12], one[13] = now, 0, 0, {}, 0
   end
-  local begins, step = math.max(now, opens, one[1], one[3]), math.max(value, one[6])
-  local given = math.max(begins, one[2]) + step
+  local step = math.max(value, one[6])
+  local following = one[1] - one[13] + math.min(one[13], step)
+  local begins = math.max(now, opens, following, one[3])
+  local given = math.max(begins > now and begins or begins + step, one[2] + step)
   if one[10] < begins and begins < one[11] then
     one[9] = one[9] * (one[11] - begins) / (one[11] - one[10])
     one[10] = begins
@@ -153,6 +177,15 @@ if op == 'line' then
   one[2] = math.max(one[2], given)
   local runs, run, count = one[12], ARGV[8], 0
   local had = runs[run] or {0, given, given}
+  if run ~= '' and not runs[run] then
+    local packed = redis.call('HGET', hosts, '#run:' .. run)
+    local lines, is_there = packed and cmsgpack.unpack(packed) or {0}, false
+    for place = 2, #lines do is_there = is_there or lines[place] == ARGV[6] end
+    if not is_there and #lines <= tonumber(ARGV[10]) then
+      lines[1], lines[#lines + 1] = now + 86400000000, ARGV[6]
+      redis.call('HSET', hosts, '#run:' .. run, cmsgpack.pack(lines))
+    end
+  end
   runs[run] = nil
   for name, other in pairs(runs) do
     if other[3] <= now then runs[name] = nil else count = count + 1 end
@@ -179,10 +212,11 @@ return {answer}
 """)
 """An entry is {next start, end of the line, closed until, ceiling, instant of its last change,
 its own interval, the end of that, instant of the last halving, places that runs have left behind,
-since when, until when, those of each run (`HostLine`)}; times are whole microseconds."""
+since when, until when, those of each run (`HostLine`), the time from the last start to the next};
+times are whole microseconds."""
 MOST_CLOSED = 5_000
 LEAVES_AT_ONCE = 500
-"""Lines that a run leaves in one call of the script."""
+"""Lines that a run leaves in one call of the script, and most of them that are known of a run."""
 
 
 class RedisPacing(Pacing):
@@ -213,7 +247,8 @@ class RedisPacing(Pacing):
         *,
         also: Mapping[str, float] = NOTHING_ELSE,
     ) -> Booking:
-        names = {**also, host: interval}
+        # That of `host` comes first.
+        names = {host: interval} | {**also, host: interval}
         if closed_for := max(map(self._closed_for, names)):
             return Booking((), closed_for)
         asked = [part for name, step in names.items() for part in (name, _micros(step))]
@@ -228,10 +263,13 @@ class RedisPacing(Pacing):
         )
 
     async def line_up(self, host: str, interval: float, run: str = "") -> float:
-        (place,) = await self._run("line", host, _micros(interval), run, MOST_RUNS)
+        (place,) = await self._run("line", host, _micros(interval), run, MOST_RUNS, LEAVES_AT_ONCE)
         return max(int(place) / 1_000_000, self._closed_for(host))
 
-    async def leave(self, run: str, hosts: Sequence[str]) -> None:
+    async def leave(self, run: str, hosts: Sequence[str] | None = None) -> None:
+        if hosts is None:
+            await self._run("leave", run)
+            return
         for first in range(0, len(hosts), LEAVES_AT_ONCE):
             await self._run("leave", run, *hosts[first : first + LEAVES_AT_ONCE])
 
@@ -253,8 +291,10 @@ class RedisPacing(Pacing):
         names = list(hosts)
         told = await self._run("state", *names) if names else []
         found = {}
-        for name, closed, ceiling in zip(names, told[::2], told[1::2], strict=True):
-            state = HostState(max(closed / 1_000_000, self._closed_for(name)), ceiling)
+        parts = (told[part::4] for part in range(4))
+        for name, closed, ceiling, interval, in_line in zip(names, *parts, strict=True):
+            closed_for = max(closed / 1_000_000, self._closed_for(name))
+            state = HostState(closed_for, ceiling, interval / 1_000_000, in_line)
             if state != HostState():
                 found[name] = state
         return found
