@@ -174,6 +174,18 @@ async def test_hidden_messages_come_sooner_once_their_host_may_be_called_more_of
         assert len(bench.tasks.done) == 110, "none stands behind places that nobody waits for"
 
 
+@pytest.mark.parametrize("lanes", [(), (A,)])
+async def test_a_very_low_rate_that_is_raised_holds_at_once(lanes: tuple[str, ...]) -> None:
+    bench = world(rate=0.01, seconds=0.1)
+    async with bench.running():
+        await bench.submit("a", 20, hosts=(A,), lanes=lanes)
+        await bench.clock.advance(4.0)
+        bench.limits = HostRules(rate=1.0)
+        await bench.clock.advance(30.0)
+        assert len(bench.tasks.done) == 20
+    assert all(later - one > 0.99 for one, later in pairwise(starts_of(bench)))
+
+
 async def test_hidden_messages_of_hosts_that_are_counted_together_no_more_come_sooner() -> None:
     together = HostPattern(rate=1.0, together=True)
     bench = World(
