@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import httpx
 import pytest
+from msgspec import UNSET
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules
@@ -22,7 +23,7 @@ from conveyor.http.pages.views import duration, pace, percent, size
 from conveyor.records.blob_keys import result_key
 from conveyor.service.exports import EXPORTS_SHOWN
 from conveyor.service.overview import MOST_IMAGE, MOST_PREVIEWED, PAGE
-from tests.unit.http_api import ORIGIN, Api, open_api, problem_of
+from tests.unit.http_api import KEY, ORIGIN, Api, open_api, problem_of
 
 ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 HTML_BOUND = 120 * 1_024
@@ -235,6 +236,25 @@ async def test_a_filter_looks_through_a_bounded_number_of_jobs_and_says_so(api: 
     assert "shop 3" in one.text
     none = await look(api, "/dashboard/jobs?state=paused")
     assert "0 found, 6 looked through" in none.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_all", [True, False])
+async def test_schedules_are_listed_page_by_page(api: Api, of_all: bool) -> None:
+    caller = None if of_all else api.service.identify(KEY).caller_id
+    schedule = {"rate": {"every": 1, "unit": "day"}}
+    made = [
+        (await api.submit(1, type="scheduled", schedule=schedule))["job_id"]
+        for _ in range(PAGE + 2)
+    ]
+    first = await api.service.overviews.schedules(caller, cursor=None)
+    assert isinstance(first.next_cursor, str)
+    second = await api.service.overviews.schedules(caller, cursor=first.next_cursor)
+
+    assert [len(first.schedules), len(second.schedules)] == [PAGE, 2]
+    assert second.next_cursor is UNSET
+    found = [line.job.job_id for line in (*first.schedules, *second.schedules)]
+    assert sorted(found) == sorted(made)
 
 
 @pytest.mark.slow
