@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 import httpx
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules
-from conveyor.domain.model import Problem
+from conveyor.domain.model import Problem, Task
 from conveyor.domain.run_waits import LaneReport, WorkerReport
 from conveyor.http.pages.bodies import MOST_SHOWN
 from conveyor.http.pages.routes import PAGE_HEADERS, PAGES, PREVIEW_HEADERS
@@ -236,6 +236,32 @@ async def test_a_filter_looks_through_a_bounded_number_of_jobs_and_says_so(api: 
     assert "shop 3" in one.text
     none = await look(api, "/dashboard/jobs?state=paused")
     assert "0 found, 6 looked through" in none.text
+
+
+async def test_the_request_that_a_task_shows_makes_the_same_task_again(api: Api) -> None:
+    url = "https://shop.test/"
+    tasks: list[dict[str, Any]] = [
+        {"url": url},
+        {"url": url, "external_id": "a-1", "metadata": {"sku": "7"}},
+        {"url": url, "method": "POST", "body": {"q": [1, "x"]}},
+        {"url": url, "method": "POST", "body": "q=1"},
+        {"url": url, "zenrows_params": {"js_render": True}},
+    ]
+    caller = api.service.identify(KEY).caller_id
+
+    async def made(document: dict[str, Any]) -> tuple[str, Task]:
+        answer = await api.client.post("/v1/jobs", json=document)
+        assert answer.status_code == 201, answer.text
+        job = answer.json()
+        [task] = await api.tasks_of(job["latest_run"]["run_id"])
+        return job["job_id"], task
+
+    for given in tasks:
+        job_id, task = await made({"tasks": [given]})
+        page = await api.service.overviews.task(caller, job_id, task.run_id, task.task_id)
+        _, again = await made(page.request)
+        assert structs.replace(again.spec, params=None) == structs.replace(task.spec, params=None)
+        assert ("zenrows_params" in page.request) == ("zenrows_params" in given)
 
 
 @pytest.mark.slow
