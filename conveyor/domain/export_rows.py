@@ -82,10 +82,10 @@ class UseCounts:
         slot = self._slot(key)
         if self._counts[slot] == 0:
             self._used += 1
-            self._keys[slot] = key
             if self._used * 3 > len(self._keys) * 2:
                 self._grow()
                 slot = self._slot(key)
+            self._keys[slot] = key
         self._counts[slot] += 1
         return self._counts[slot]
 

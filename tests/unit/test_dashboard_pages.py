@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 import httpx
 import pytest
+from msgspec import UNSET, structs
 
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules
-from conveyor.domain.model import Problem
+from conveyor.domain.model import Problem, Task
 from conveyor.domain.run_waits import LaneReport, WorkerReport
 from conveyor.http.pages.bodies import MOST_SHOWN
 from conveyor.http.pages.routes import PAGE_HEADERS, PAGES, PREVIEW_HEADERS
@@ -22,7 +23,7 @@ from conveyor.http.pages.views import duration, pace, percent, size
 from conveyor.records.blob_keys import result_key
 from conveyor.service.exports import EXPORTS_SHOWN
 from conveyor.service.overview import MOST_IMAGE, MOST_PREVIEWED, PAGE
-from tests.unit.http_api import ORIGIN, Api, open_api, problem_of
+from tests.unit.http_api import KEY, ORIGIN, Api, open_api, problem_of
 
 ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 HTML_BOUND = 120 * 1_024
@@ -235,6 +236,51 @@ async def test_a_filter_looks_through_a_bounded_number_of_jobs_and_says_so(api: 
     assert "shop 3" in one.text
     none = await look(api, "/dashboard/jobs?state=paused")
     assert "0 found, 6 looked through" in none.text
+
+
+async def test_the_request_that_a_task_shows_makes_the_same_task_again(api: Api) -> None:
+    url = "https://shop.test/"
+    tasks: list[dict[str, Any]] = [
+        {"url": url},
+        {"url": url, "external_id": "a-1", "metadata": {"sku": "7"}},
+        {"url": url, "method": "POST", "body": {"q": [1, "x"]}},
+        {"url": url, "method": "POST", "body": "q=1"},
+        {"url": url, "zenrows_params": {"js_render": True}},
+    ]
+    caller = api.service.identify(KEY).caller_id
+
+    async def made(document: dict[str, Any]) -> tuple[str, Task]:
+        answer = await api.client.post("/v1/jobs", json=document)
+        assert answer.status_code == 201, answer.text
+        job = answer.json()
+        [task] = await api.tasks_of(job["latest_run"]["run_id"])
+        return job["job_id"], task
+
+    for given in tasks:
+        job_id, task = await made({"tasks": [given]})
+        page = await api.service.overviews.task(caller, job_id, task.run_id, task.task_id)
+        _, again = await made(page.request)
+        assert structs.replace(again.spec, params=None) == structs.replace(task.spec, params=None)
+        assert ("zenrows_params" in page.request) == ("zenrows_params" in given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_all", [True, False])
+async def test_schedules_are_listed_page_by_page(api: Api, of_all: bool) -> None:
+    caller = None if of_all else api.service.identify(KEY).caller_id
+    schedule = {"rate": {"every": 1, "unit": "day"}}
+    made = [
+        (await api.submit(1, type="scheduled", schedule=schedule))["job_id"]
+        for _ in range(PAGE + 2)
+    ]
+    first = await api.service.overviews.schedules(caller, cursor=None)
+    assert isinstance(first.next_cursor, str)
+    second = await api.service.overviews.schedules(caller, cursor=first.next_cursor)
+
+    assert [len(first.schedules), len(second.schedules)] == [PAGE, 2]
+    assert second.next_cursor is UNSET
+    found = [line.job.job_id for line in (*first.schedules, *second.schedules)]
+    assert sorted(found) == sorted(made)
 
 
 @pytest.mark.slow

@@ -7,10 +7,18 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from conveyor.dev.directory import CONTENTS, SECRET_BYTES, DataDirectory, directory_problem
+from conveyor.dev.directory import (
+    CONTENTS,
+    LEAST_FREE,
+    SECRET_BYTES,
+    DataDirectory,
+    directory_problem,
+    disk_problem,
+)
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.testing.clock import FakeClock
 
@@ -175,3 +183,21 @@ def test_a_directory_that_holds_other_files_too_is_left_and_told(
     assert _mode(tmp_path) == 0o755
     assert "it holds other files too" in caplog.text
     assert "0755" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "problem"),
+    [
+        (10 * LEAST_FREE, LEAST_FREE, None),
+        (10 * LEAST_FREE, LEAST_FREE - 1_000_000, "has 99 MB left"),
+        (10 * LEAST_FREE, LEAST_FREE - 1, "has 100 MB left"),
+        (0, 0, None),
+    ],
+)
+def test_a_disk_with_little_room_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, problem: str | None
+) -> None:
+    usage = SimpleNamespace(total=total, used=total - free, free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
+    told = problem and f"the disk of {tmp_path} {problem}"
+    assert disk_problem(tmp_path) == disk_problem(tmp_path / "to" / "be" / "made") == told

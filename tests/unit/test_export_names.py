@@ -112,6 +112,23 @@ def test_every_format_has_an_extension() -> None:
     assert {EXTENSIONS[one] for one in Format} == {"html", "json", "md", "txt", "pdf"}
 
 
+def test_a_table_of_counts_grows_once_two_thirds_of_its_slots_are_taken() -> None:
+    """12 bytes a slot: a run of millions of rows has them all in memory."""
+    counts, sizes = UseCounts(), []
+    for key in range(1, 1_400):
+        assert [counts.add(key) for _ in range(2)] == [1, 2], key
+        sizes.append(len(counts._keys))
+
+    assert sorted(set(sizes)) == [1_024, 2_048, 4_096]
+    assert (sizes.count(1_024), sizes.count(2_048)) == (682, 1_365 - 682)
+
+
+def test_no_two_of_many_rows_with_the_same_ids_have_one_name() -> None:
+    """Whichever row it is that makes the table of names grow."""
+    found = named([f"shop-{number}" for number in range(1_400)] * 2)
+    assert len(set(found)) == len(found)
+
+
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5), max_size=3_000))
 def test_uses_are_counted(keys: list[int]) -> None:
     counts, seen = UseCounts(), dict.fromkeys(keys, 0)

@@ -126,6 +126,21 @@ async def test_answers_come_in_their_order_and_the_last_one_stays(
         assert answer.content_type == "text/plain; charset=utf-8"
 
 
+@pytest.mark.parametrize(("size", "told"), [(500, ""), (501, "may have 1,000 bytes")])
+def test_files_of_bodies_are_bounded_together(
+    gateway: RuledGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, told: str
+) -> None:
+    monkeypatch.setattr("conveyor.gateway.rules.MOST_BODIES", 1_000)
+    (tmp_path / "a.html").write_bytes(b"a" * 500)
+    (tmp_path / "b.html").write_bytes(b"b" * size)
+    text = '[[rules]]\nbody_file = "a.html"\n[[rules]]\nbody_file = "b.html"\n'
+    if not told:
+        _install(gateway, text)
+        return
+    with pytest.raises(ConveyorError, match=told):
+        _install(gateway, text)
+
+
 async def test_a_share_and_a_latency_depend_on_the_seed(
     gateway: RuledGateway, clock: FakeClock
 ) -> None:

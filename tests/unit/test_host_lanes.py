@@ -724,6 +724,31 @@ async def test_a_worker_wants_no_permit_of_a_host_for_messages_that_went() -> No
         assert await wanting(2) == 0
 
 
+async def test_runs_of_one_host_do_not_book_its_starts_side_by_side() -> None:
+    """Each would book some that no call uses while another run, or worker, waits for them. Beside
+    a lane only a message that comes again asks for a start of its own."""
+    bench = world(rate=2.0, seconds=0.1)
+    book, under_way, most = bench.pacing.book, 0, 0
+
+    async def slow(
+        host: str, interval: float, count: int = 1, *, also: Mapping[str, float] = NOTHING_ELSE
+    ) -> Booking:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await bench.clock.sleep(0.3)
+        under_way -= 1
+        return await book(host, interval, count, also=also)
+
+    bench.pacing.book = slow  # type: ignore[method-assign]
+    async with bench.running():
+        for name in ("a", "b", "c"):
+            await bench.submit(name, 60, hosts=(A,), lanes=(A,))
+        await bench.clock.advance(10.0)
+    assert len(starts_of(bench)) >= 19
+    assert most <= 2
+
+
 Halting = Callable[[World], object]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pytest
 
 from conveyor.domain.hosts import HostPattern, HostRules, host_key
 from conveyor.domain.model import DispatchableRun
+from conveyor.ports.pacing import NOTHING_ELSE, Booking
 from tests.unit.dispatch_world import World
 from tests.unit.test_host_lanes import A, B, booked, most_in_flight, starts_of, world
 
@@ -37,6 +39,33 @@ async def test_a_limit_that_is_added_holds_for_what_is_in_hand(workers: int) -> 
         assert 3 <= sum(start > since for start in starts_of(bench)) <= 7
     assert most_in_flight(bench, since, 5.0) == 1
     assert bench.permits.total(host_key(A)) == 0
+
+
+async def test_a_start_that_is_booked_while_a_rate_goes_is_not_waited_for() -> None:
+    """Where the host of a message is known with its call alone."""
+    bench = world(rate=0.5, seconds=0.1)
+    book, booked_at = bench.pacing.book, list[float]()
+
+    async def unknown(_run_id: str, _tasks: Sequence[tuple[int, str]]) -> list[str]:
+        return []
+
+    async def booking(
+        host: str, interval: float, count: int = 1, *, also: Mapping[str, float] = NOTHING_ELSE
+    ) -> Booking:
+        found = await book(host, interval, count, also=also)
+        booked_at.append(bench.clock.monotonic())
+        if len(booked_at) == 2:
+            bench.limits = HostRules()
+        return found
+
+    bench._hosts_of = unknown  # type: ignore[method-assign]
+    bench.queues._task_hosts = unknown
+    bench.pacing.book = booking  # type: ignore[method-assign]
+    async with bench.running():
+        await bench.submit("a", 6, hosts=(A,))
+        await bench.clock.advance(5.0)
+    assert len(booked_at) == 2
+    assert starts_of(bench) == [booked_at[1]] * 6
 
 
 async def test_a_rate_that_is_lowered_holds_for_starts_in_hand() -> None:

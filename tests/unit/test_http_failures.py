@@ -10,8 +10,10 @@ import httpx
 import pytest
 from zenrows.batch.models import RerunJobResponse
 
+from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.failure_groups import MOST_GROUPS, OTHER_GROUP
 from conveyor.domain.model import Problem
+from conveyor.service.failures import known_groups
 from tests.unit.http_api import PAGE, Api, open_api, problem_of
 
 KINDS = [
@@ -228,3 +230,10 @@ async def test_a_run_shows_the_shape_of_its_results(api: Api) -> None:
     assert sum(sizes.values()) == 2
     assert stats["shape"]["types"] == {"text/html": 2}
     assert "shape" not in job["latest_run"]["stats"]
+
+
+async def test_groups_of_a_run_that_went_meanwhile_are_not_found(api: Api) -> None:
+    """A purge may come between the look at a run and that at its groups."""
+    with pytest.raises(ConveyorError) as caught:
+        await known_groups(api.binding.tasks, "01ARZ3NDEKTSV4RRFFQ69G5FAV", frozenset({"g"}))
+    assert caught.value.code is ErrorCode.NOT_FOUND

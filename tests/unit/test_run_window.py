@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from conveyor.dev.queues import MemoryQueues
 from conveyor.dev.run_queue import RunQueue
 from conveyor.ports.queues import (
+    CONTROL_QUEUE,
     DEAD_LETTER_QUEUE,
+    DeleteMessage,
     Delivery,
     QueueMissing,
     TaskMessage,
@@ -58,6 +60,22 @@ async def test_opening_reads_nothing_until_the_first_receive() -> None:
     assert queues.depth(QUEUE) == 1
     assert await take_all(queues, store) == list(range(30))
     assert queues.depth(QUEUE) == 0
+
+
+async def test_a_queue_tells_when_it_has_a_message_to_give() -> None:
+    """A clock that a caller moves stops there, and nowhere for a queue without one."""
+    clock = FakeClock()
+    store = Store(clock, rows=dict(tasks(range(1))))
+    queues = MemoryQueues(store.unfinished_after, clock, window=100)
+    assert queues.visible_at(CONTROL_QUEUE) is None
+    await queues.send(CONTROL_QUEUE, DeleteMessage(JOB, RUN), delay=5.0)
+    assert queues.visible_at(CONTROL_QUEUE) == clock.monotonic() + 5.0
+    await clock.advance(6.0)
+    assert queues.visible_at(CONTROL_QUEUE) == clock.monotonic()
+    [held] = await queues.receive(CONTROL_QUEUE, limit=1, visibility=60)
+    assert queues.visible_at(CONTROL_QUEUE) == clock.monotonic() + 60
+    await queues.delete(CONTROL_QUEUE, [held.receipt])
+    assert queues.visible_at(CONTROL_QUEUE) is None
 
 
 async def test_a_drained_run_is_not_read_again() -> None:
