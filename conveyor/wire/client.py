@@ -138,8 +138,7 @@ class HttpClient:
         """Send a request; return its answer once the head is there.
 
         `url` is ASCII and is sent as it is. `timeout` is in seconds and includes reading the body.
-        `before` is called if a connection had to be waited for, before anything is sent: an error
-        that it raises ends the call, and the connection is kept.
+        `before` is called with a connection in hand: an error of it ends the call with none sent.
         A `repeatable` request is sent once more if a kept connection closed before a byte of an
         answer; any other goes over a new connection, or one that was in use within the last
         second. Raises TransportError, and nothing else, whatever the URL.
@@ -154,11 +153,7 @@ class HttpClient:
         while True:
             if connection is None:
                 connection = await self._connect(opened, origin, deadline, sent)
-                if before is not None and not sent:
-                    _ask(before, connection)
-            if connection.error is not None:
-                # It broke, or spoke, before it was asked.
-                raise TransportError(connection.error.trouble, sent=sent)
+            _see_that_it_may_go(connection, None if sent else before, sent)
             is_kept = connection.idle_since is not None
             sent += 1
             by = None if first_byte is None else opened.loop.time() + first_byte
@@ -256,12 +251,18 @@ def _written(
     return written, apart
 
 
-def _ask(before: Callable[[], None], connection: HttpConnection) -> None:
-    try:
-        before()
-    except BaseException:
-        connection.rest()
-        raise
+def _see_that_it_may_go(
+    connection: HttpConnection, before: Callable[[], None] | None, sent: int
+) -> None:
+    if connection.error is not None:
+        # It broke, or spoke, before it was asked.
+        raise TransportError(connection.error.trouble, sent=sent)
+    if before is not None:
+        try:
+            before()
+        except BaseException:
+            connection.rest()
+            raise
 
 
 def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:
