@@ -46,9 +46,9 @@ class HttpEngine(Protocol):
 
         `url` is ASCII and is sent as it is. `headers` must include Accept, Accept-Encoding and,
         with a body, Content-Type. `timeout` is in seconds and includes reading the body. Only a
-        `repeatable` request may be sent again. `before` is called if a connection had to be waited
-        for, before anything is sent: what it raises ends the call. Raises TransportError, and
-        nothing else, whatever the URL.
+        `repeatable` request may be sent again. `before` is called with a connection in hand: an
+        error of it ends the call with none sent. Raises TransportError, and nothing else, whatever
+        the URL.
         """
         ...
 

@@ -137,11 +137,11 @@ class HttpClient:
     ) -> Answer:
         """Send a request; return its answer once the head is there.
 
-        `url` is ASCII and is sent as it is. `timeout` is in seconds, with reading the body.
-        `before` is called if a connection had to be waited for, before anything is sent: its error
-        ends the call, the connection is kept. A `repeatable` request is sent once more if a kept
-        connection closed before a byte of an answer; any other goes over a new connection, or one
-        in use within the last second. Raises TransportError, and no other, whatever the URL.
+        `url` is ASCII and is sent as it is. `timeout` is in seconds and includes reading the body.
+        `before` is called with a connection in hand: an error of it ends the call with none sent.
+        A `repeatable` request is sent once more if a kept connection closed before a byte of an
+        answer; any other goes over a new connection, or one that was in use within the last
+        second. Raises TransportError, and nothing else, whatever the URL.
         """
         origin, target = split_url(url)
         request, apart = _written(method, target, origin, headers, body)
@@ -152,10 +152,8 @@ class HttpClient:
         connection, sent = opened.pool.take(origin, idle_for=idle_for), 0
         while True:
             if connection is None:
-                connection = await self._connect(opened, origin, deadline, sent, before)
-            if connection.error is not None:
-                # It broke, or spoke, before it was asked.
-                raise TransportError(connection.error.trouble, sent=sent)
+                connection = await self._connect(opened, origin, deadline, sent)
+            _see_that_it_may_go(connection, None if sent else before, sent)
             is_kept = connection.idle_since is not None
             sent += 1
             by = None if first_byte is None else opened.loop.time() + first_byte
@@ -165,7 +163,9 @@ class HttpClient:
                 return Answer(connection, reader, self._options.ragged_end, sent)
             except TransportError as error:
                 sent -= not connection.has_sent
-                if sent > 1 or not (is_kept and _may_repeat(connection, error, repeatable)):
+                is_unheard = error.trouble is TransportTrouble.INTERRUPTED
+                may_repeat = repeatable and not connection.has_answered or not connection.has_sent
+                if sent > 1 or not (is_kept and is_unheard and may_repeat):
                     error.sent = sent
                     raise
                 connection = None
@@ -205,24 +205,6 @@ class HttpClient:
             await opened.aclose()
 
     async def _connect(
-        self,
-        opened: _Opened,
-        origin: Origin,
-        deadline: float,
-        sent: int,
-        before: Callable[[], None] | None,
-    ) -> HttpConnection:
-        """Wait for a connection; ask before the first request whether that is still to be sent."""
-        connection = await self._free_connection(opened, origin, deadline, sent)
-        if before is not None and not sent:
-            try:
-                before()
-            except BaseException:
-                connection.rest()
-                raise
-        return connection
-
-    async def _free_connection(
         self, opened: _Opened, origin: Origin, deadline: float, sent: int
     ) -> HttpConnection:
         is_queued = False
@@ -269,11 +251,18 @@ def _written(
     return written, apart
 
 
-def _may_repeat(connection: HttpConnection, error: TransportError, repeatable: bool) -> bool:
-    """Tell whether a request may be sent once more that a kept connection did not answer."""
-    if error.trouble is not TransportTrouble.INTERRUPTED:
-        return False
-    return not connection.has_sent or (repeatable and not connection.has_answered)
+def _see_that_it_may_go(
+    connection: HttpConnection, before: Callable[[], None] | None, sent: int
+) -> None:
+    if connection.error is not None:
+        # It broke, or spoke, before it was asked.
+        raise TransportError(connection.error.trouble, sent=sent)
+    if before is not None:
+        try:
+            before()
+        except BaseException:
+            connection.rest()
+            raise
 
 
 def _brought_all(awaited: asyncio.Future[ResponseReader]) -> bool:
