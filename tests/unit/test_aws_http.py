@@ -385,6 +385,31 @@ async def test_a_reader_may_be_slow_again_and_again(
     assert len(stub.seen) > 1 + RESUMPTIONS
 
 
+async def test_a_store_that_ignores_a_range_is_not_believed(stub: Stub) -> None:
+    """A proxy before a store may: the reader would give out the beginning once more."""
+    whole = bytes(range(256)) * 4_096
+
+    async def give(seen: Seen) -> bytes:
+        answer = said(whole, b'ETag: "1"')
+        return answer if "range" in seen.fields else Cut(answer[:700_000])
+
+    stub.answer = give
+    async with calling(stub.url, services=["s3"]) as aws:
+        pieces = await S3Blobs(aws, bucket="bucket", clock=SystemClock()).open("k")
+        assert pieces is not None
+        read: list[bytes] = []
+
+        async def read_on() -> None:
+            while True:
+                read.append(await anext(pieces))
+
+        with pytest.raises(ConveyorError, match="another part"):
+            await read_on()
+        assert 0 < len(b"".join(read)) <= 700_000
+        assert whole.startswith(b"".join(read))
+        await closed(aws)
+
+
 async def test_a_call_without_a_turn_says_nothing_about_its_service(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

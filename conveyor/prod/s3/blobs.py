@@ -106,10 +106,11 @@ class ObjectReader:
     async def _resume(self) -> AnswerBody:
         """Go on where the last connection ended, in the same version.
 
-        Raises ConveyorError(unavailable) if that version is gone.
+        Raises ConveyorError(unavailable) if that version is gone, or another part of it came.
         """
+        left = self._size - self._read
         try:
-            wanted = _range(self._offset + self._read, self._size - self._read)
+            wanted = _range(self._offset + self._read, left)
             answer = await self._aws.call(
                 "s3", "get_object", {**self._where, "Range": wanted, "IfMatch": self._version}
             )
@@ -121,6 +122,11 @@ class ObjectReader:
                 ErrorCode.UNAVAILABLE, "result store: the body was replaced while it was read"
             ) from None
         body: AnswerBody = answer["Body"]
+        if answer["ContentLength"] != left:
+            body.close()
+            raise ConveyorError(
+                ErrorCode.UNAVAILABLE, "result store: another part of the body came than asked for"
+            )
         return body
 
     def _close(self) -> None:
