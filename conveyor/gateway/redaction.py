@@ -460,6 +460,7 @@ def _value(value: str, secrets: _Secrets, depth: int) -> str:
 _BEGINS = ("{", "[", "<", '"')
 """The first characters of documents, and of texts of JSON."""
 _SPACE = re.compile(r"\s")
+_FORM = re.compile(r"[^\s=&?#/:;,{}<>\"]+=[^\s?#]*")
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>()\[\]{}\\|^`]+")
 
 
@@ -468,6 +469,10 @@ def _text(text: str, secrets: _Secrets, depth: int) -> str:
     a URL, or have URLs in it."""
     if depth > _NESTED or not text:
         return text
+    if is_form_in_parts(text, ""):
+        return _posted(text, "", secrets, depth)
+    if _FORM.fullmatch(text) is not None:
+        return _query(text, secrets, depth)
     if not _SPACE.search(text.strip()):
         return _value(text, secrets, depth)
     if text.lstrip()[:1] in _BEGINS:
@@ -586,7 +591,8 @@ def _posted(text: str, content_type: str, secrets: _Secrets, depth: int = 0) -> 
         try:
             return _json(text, secrets, depth)
         except (ValueError, RecursionError):
-            return "\n".join(_json_line(line, secrets, depth) for line in text.split("\n"))
+            if begin in ("{", "["):
+                return "\n".join(_json_line(line, secrets, depth) for line in text.split("\n"))
     is_form = "x-www-form-urlencoded" in kind or not _SPACE.search(text.strip())
     return _query(text if is_form else _text(text, secrets, depth), secrets, depth)
 
