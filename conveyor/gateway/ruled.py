@@ -21,6 +21,7 @@ from urllib.parse import unquote_plus, urlsplit
 import msgspec
 from anyio.to_thread import run_sync
 
+from conveyor.aio.log_output import NEWS
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskBody
 from conveyor.domain.text_rules import rfc3339
@@ -489,12 +490,12 @@ class RulesFile:
         try:
             rules = await run_sync(self.read)
         except ConveyorError as error:
-            _log.error("%s; the rules before it stay", error.detail)
+            _log.error("%s; the rules before it stay", error.detail, extra=NEWS)
             return
         except Exception as error:
             # The server works on without this file.
             told = f"{type(error).__name__}: {error}"
-            _log.error("%s: %s; the rules before it stay", self._path, told)
+            _log.error("%s: %s; the rules before it stay", self._path, told, extra=NEWS)
             return
         self._gateway.follow(rules)
         _log.info("%s: %d rules from now on", self._path, len(rules.rules))

@@ -22,6 +22,7 @@ from conveyor.gateway.fake import page
 from conveyor.gateway.ruled import MOST_CALLS, RuledGateway, RulesFile
 from conveyor.gateway.rules import GatewayRules, body_reader, rules_of_json, rules_of_toml
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.roles.logs import Repeats
 from conveyor.testing.clock import FakeClock
 
 SHOP = "https://shop.example/p/1"
@@ -418,6 +419,23 @@ async def test_a_changed_file_is_followed_and_a_wrong_one_told_once(
     for number, line in enumerate(told[:20]):
         assert line.startswith(f"{path}, line {number + 1}: word_{number}: is none of")
     assert "cannot be read" in told[-1]
+
+
+async def test_each_change_to_a_wrong_file_is_told_though_the_line_be_the_same(
+    gateway: RuledGateway, clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("[[rules]]\nbody = 'x'")
+    file = RulesFile(path, gateway)
+    file.start()
+    caplog.handler.addFilter(repeats := Repeats())
+    try:
+        for status in ("99", "100", "1000"):
+            path.write_text(f"[[rules]]\nstatus = {status}")
+            await _look(file, clock)
+    finally:
+        caplog.handler.removeFilter(repeats)
+    assert [text.count("takes a status from 200") for text in caplog.messages] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
