@@ -82,8 +82,12 @@ class WatchedHostRules:
                 try:
                     self.rules = self._read()
                 except BadHostRules as error:
-                    told = "the file of hosts %s: %s; the rules before hold on"
-                    _log.warning(told, self._path, error, extra=NEWS)
+                    _log.warning(
+                        "the file of hosts %s: %s; the rules before hold on",
+                        self._path,
+                        error,
+                        extra=NEWS,
+                    )
         return self.rules
 
     def _look(self) -> tuple[int, int] | None:
