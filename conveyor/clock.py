@@ -522,7 +522,11 @@ class ManualClock(VirtualClock):
         if instant < self.now():
             text = "set must not be in the past: shift sets the wall clock back"
             raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
-        await self.advance((instant - self.now()) / 1_000)
+        seconds = (instant - self.now()) / 1_000
+        if seconds > MOST_DAYS * 86_400:
+            text = f"set must be at most {MOST_DAYS} days from now"
+            raise ConveyorError(ErrorCode.INVALID_ARGUMENT, text)
+        await self.advance(seconds)
 
     async def shift_wall(self, seconds: float) -> None:
         """Set the wall clock alone forward or back."""

@@ -16,6 +16,11 @@ FLUSH_SECONDS = 1.0
 _log = logging.getLogger("conveyor.logs")
 
 
+NEWS: dict[str, object] = {"is_news": None}
+"""The `extra` of a record that tells something new each time, though its line be the same: it is
+never left out as a repetition."""
+
+
 class LogOutput(logging.Handler):
     """Writes formatted records to a file descriptor. `lost` counts the lines that found no room, or
     an output that is gone."""

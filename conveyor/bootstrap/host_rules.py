@@ -8,6 +8,7 @@ import os
 import stat
 from pathlib import Path
 
+from conveyor.aio.log_output import NEWS
 from conveyor.domain.hosts import BadHostRules, HostPolicies, HostRules, parse_host_patterns
 from conveyor.engine.hosts import HostPaces, MessageTurns
 from conveyor.engine.policy import Policy
@@ -82,7 +83,10 @@ class WatchedHostRules:
                     self.rules = self._read()
                 except BadHostRules as error:
                     _log.warning(
-                        "the file of hosts %s: %s; the rules before hold on", self._path, error
+                        "the file of hosts %s: %s; the rules before hold on",
+                        self._path,
+                        error,
+                        extra=NEWS,
                     )
         return self.rules
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import sys
 
+if sys.version_info < (3, 11):  # noqa: UP036
+    # Before all else: later imports fail in ways that do not say why.
+    sys.exit(f"conveyor: needs Python 3.11 or later, and this is {sys.version.split()[0]}")
+
 from conveyor.cli.client import conveyor as conveyor
 from conveyor.cli.server import conveyor_dev as conveyor_dev
 from conveyor.client.program import FAILED as FAILED

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -41,7 +47,7 @@ def save(file: Path, data_dir: Path | None, for_sharing: bool, as_json: bool) ->
 
     FILE can be read by its owner alone. It has the root secret and the sealed API keys in it.
     """
-    with errors_as_one_line():
+    with errors_as_one_line(), _ended_in_order():
         from conveyor.clock import SystemClock
         from conveyor.dev.copies import save_copy
 
@@ -75,7 +81,7 @@ def save(file: Path, data_dir: Path | None, for_sharing: bool, as_json: bool) ->
 def load(file: Path, data_dir: Path | None, as_json: bool) -> int:
     """Fill an empty directory from FILE, which this version or an older one has saved."""
     directory = _directory(data_dir)
-    with errors_as_one_line():
+    with errors_as_one_line(), _ended_in_order():
         from conveyor.dev.copies import load_copy
 
         about = load_copy(file, directory)
@@ -84,6 +90,21 @@ def load(file: Path, data_dir: Path | None, as_json: bool) -> int:
         return 0
     click.echo(f"loaded into {directory}, as saved by Conveyor {about.version}")
     return 0
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have the signals that end a process remove what is not whole first."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _directory(given: Path | None) -> Path:

@@ -163,9 +163,12 @@ def _cut_off(line: str, width: int | None) -> str:
 def host_line(host: HostReply) -> str:
     """Write what a run does to a host, with the limits there."""
     numbers = (host.pending, host.claimed, host.done, host.failed)
+    by_limit, by_rate = _source(host, host.limit_set_by), _source(host, host.rate_set_by)
+    if host.rate and by_limit == by_rate:
+        by_limit = ""  # said once behind both
     limits = [
-        f"{host.limit} at a time{_source(host, host.limit_set_by)}" if host.limit else "",
-        f"{host.rate:g} a second{_source(host, host.rate_set_by)}" if host.rate else "",
+        f"{host.limit} at a time{by_limit}" if host.limit else "",
+        f"{host.rate:g} a second{by_rate}" if host.rate else "",
         f"{host.ceiling} at a time since it refused" if host.ceiling else "",
         f"{host.interval:g} s apart (robots.txt)" if host.interval else "",
         f"closed until {_moment(host.closed_until)} UTC" if host.closed_until else "",

@@ -26,6 +26,7 @@ from conveyor.client.api import Api, connect
 from conveyor.client.errors import ClientError
 from conveyor.clock import ManualClock, SystemClock
 from conveyor.dev.copies import check_empty, load_copy, save_copy
+from conveyor.dev.directory import open_at_once
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import parse_rfc3339, quoted
 from conveyor.gateway.fake import Behaviour, FakeGateway, is_understood
@@ -69,7 +70,8 @@ def read_seed(name: str, *, start: str = "") -> Seed:
     file, and the number of the job, for what cannot be read; OSError."""
     path = Path(__file__).with_name("demo.toml") if name == DEMO else Path(name)
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        with open_at_once(path) as file:
+            content = tomllib.loads(file.read().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         # Also a number of thousands of digits, or nesting without an end.
         _refuse(name, str(error))

@@ -26,7 +26,7 @@ from typing import IO
 import msgspec
 
 from conveyor import __version__
-from conveyor.dev.directory import SECRET_BYTES, lock_directory
+from conveyor.dev.directory import LOADING, SECRET_BYTES, lock_directory, open_at_once
 from conveyor.dev.sqlite.schema import STEPS, check_version, migrate
 from conveyor.domain.api_keys import caller_id, derive_key, fingerprint
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -299,9 +299,11 @@ def _rename(connection: sqlite3.Connection, before: str, after: str) -> None:
 
 
 def check_empty(directory: Path) -> None:
-    """Raise ConveyorError(conflict) for a directory with anything but a lock in it; it may be
-    missing."""
-    if directory.is_symlink() or (directory.is_dir() and set(os.listdir(directory)) - {_LOCK}):
+    """Raise ConveyorError(conflict) for a directory with anything but a lock in it, or what a load
+    left that was killed; it may be missing."""
+    names = set(os.listdir(directory)) if directory.is_dir() else set()
+    ours = {_LOCK, LOADING, BLOBS, *_FILES} if LOADING in names else {_LOCK}
+    if directory.is_symlink() or names - ours:
         raise _refused(f"{directory} is not empty: only an empty directory is filled")
 
 
@@ -328,12 +330,16 @@ def _fill(directory: Path, file: Path, *, was_there: bool) -> AboutCopy:
     """Fill a directory that is locked; empty it again where that fails."""
     try:
         directory.chmod(0o700)
-        with open(file, "rb") as raw, _opened(raw) as stream:
+        if (directory / LOADING).exists():
+            _remove(directory)
+        (directory / LOADING).touch(mode=0o600)
+        with open_at_once(file) as raw, _opened(raw) as stream:
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_PIECE) as tar:
                 about = _unpack(tar, directory, file)
             while stream.read(_PIECE):  # up to the checksum of a compressed file
                 pass
         _check_database(directory / DATABASE)
+        (directory / LOADING).unlink()
     except BaseException as error:
         _empty(directory, was_there=was_there)
         if not _is_damage(error):
@@ -366,11 +372,18 @@ def _check_database(path: Path) -> None:
 
 
 def _empty(directory: Path, *, was_there: bool) -> None:
-    for name in (*_FILES, _LOCK):
+    _remove(directory)
+    for name in (LOADING, _LOCK):
         (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / BLOBS, ignore_errors=True)
     if not was_there:
         directory.rmdir()
+
+
+def _remove(directory: Path) -> None:
+    """Remove all that comes from a copy."""
+    for name in _FILES:
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / BLOBS, ignore_errors=True)
 
 
 def _unpack(tar: tarfile.TarFile, directory: Path, file: Path) -> AboutCopy:

@@ -12,6 +12,7 @@ import shutil
 import stat
 import tempfile
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from conveyor.dev.sqlite.store import secret_problem
@@ -38,17 +39,23 @@ CONTENTS: dict[str, str] = {
     "made on the system's clock",
     "calls": "the gateway calls under way, in a table that is mapped into memory: the next start "
     "tells by it claims whose call had begun from claims that had only waited",
+    "loading": "there while the directory is filled from a copy: no server starts over it, and the "
+    "next load begins anew",
     "callbacks.jsonl": "notifications for state machines, a JSON object a line: `at` (ms), "
     "`task_token`, `succeeded`, and `output`, or `error` and `cause`",
 }
 """The contents of a data directory, by path."""
 
 _OURS = re.compile(
-    r"lock|secret(?:\.new)?|conveyor\.db(?:-wal|-shm|-journal)?|blobs|calls(?:\.new)?|clock(?:\.new)?|callbacks\.jsonl"
+    r"lock|secret(?:\.new)?|conveyor\.db(?:-wal|-shm|-journal)?|blobs|calls(?:\.new)?|clock(?:\.new)?|loading|callbacks\.jsonl"
 )
 """Names of what belongs into a data directory."""
 
 _FILES = [name for name in CONTENTS if "/" not in name]
+
+LOADING = "loading"
+"""The file that is there while a directory is filled from a copy: what is in it is not whole."""
+_NOT_LOADED = "a copy was not loaded to its end: load it again, or remove the directory"
 
 LEAST_FREE = 100_000_000
 """Bytes of a disk with less room than a server needs to begin to work."""
@@ -102,13 +109,18 @@ class DataDirectory:
         """
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            problem = _misplaced(path)
+            if problem is not None:
+                raise _unusable(path, problem)
             lock = lock_directory(path)
-            _shut(path)
         except FileExistsError:
             raise _unusable(path, "is not a directory") from None
         except OSError as error:
             raise _unusable(path, _reason(error)) from None
         try:
+            if os.path.lexists(path / LOADING):
+                raise _unusable(path, _NOT_LOADED)
+            _shut(path)
             root_secret = secret_bytes(secret) if secret else _stored_secret(path, clock)
         except OSError as error:
             os.close(lock)
@@ -139,13 +151,13 @@ def directory_problem(path: Path) -> str | None:
         return f"cannot write to {place}: {_reason(refused)}"
     if place != path.absolute():
         return None
-    for name in _FILES:
-        if (path / name).is_dir():
-            return f"its {name} is a directory"
-    if os.path.lexists(path / "blobs") and not (path / "blobs").is_dir():
-        return "its blobs is not a directory"
+    problem = _misplaced(path)
+    if problem is not None:
+        return problem
     try:
         _look_at_lock(path)
+        if os.path.lexists(path / LOADING):
+            return _NOT_LOADED
         secret = path / "secret"
         if secret.exists() and _HEX_SECRET.fullmatch(secret.read_text("ascii", "replace").strip()):
             return None
@@ -156,11 +168,34 @@ def directory_problem(path: Path) -> str | None:
         return error.detail
 
 
+def _misplaced(path: Path) -> str | None:
+    """Say which part of a data directory is none, such as a pipe, for which a reader would wait;
+    None if all may be what they should."""
+    for name in _FILES:
+        part = path / name
+        if part.is_dir():
+            return f"its {name} is a directory"
+        if part.exists() and not part.is_file():
+            return f"its {name} is no regular file"
+    if os.path.lexists(path / "blobs") and not (path / "blobs").is_dir():
+        return "its blobs is not a directory"
+    return None
+
+
 def kept_secret(path: Path) -> bytes | None:
     """Return the secret of a directory; None without one, or for one that is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        return bytes.fromhex((path / "secret").read_text("ascii"))
+    with contextlib.suppress(OSError, ValueError), open_at_once(path / "secret") as file:
+        text = file.read().decode("ascii").strip()
+        return bytes.fromhex(text) if _HEX_SECRET.fullmatch(text) is not None else None
     return None
+
+
+def open_at_once(path: Path) -> BufferedReader:
+    """Open a file for reading. Of a pipe to which nobody writes nothing comes, and nothing is
+    waited for. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "rb")
 
 
 def disk_problem(path: Path) -> str | None:

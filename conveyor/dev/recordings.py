@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sqlite3
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from hashlib import file_digest, sha256
@@ -24,6 +25,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, TypeVarTuple, Unpack
 import msgspec
 from anyio import CapacityLimiter, to_thread
 
+from conveyor.dev.directory import open_at_once
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.text_rules import MASK
 from conveyor.ports.blobs import Content
@@ -441,6 +443,9 @@ async def open_recordings(
 
 def _open(directory: Path, adds: bool) -> tuple[BinaryIO, sqlite3.Connection, int]:
     try:
+        with open_at_once(directory / LOG) as found:
+            if not stat.S_ISREG(os.fstat(found.fileno()).st_mode):
+                raise _refused(directory / LOG, "is no regular file")
         log = (directory / LOG).open("r+b" if adds else "rb")
     except FileNotFoundError:
         raise _refused(directory, f"holds no recording: there is no {LOG}") from None
@@ -521,7 +526,7 @@ def _check_head(path: Path, line: bytes) -> None:
         form = msgspec.json.decode(line, type=dict[str, object]).get("form")
     except (msgspec.DecodeError, UnicodeError):
         form = None
-    if not isinstance(form, int) or form < 1:
+    if type(form) is not int or form < 1:
         raise _refused(path, "is no recording: its first line does not say the form")
     if form > FORM:
         raise _refused(path, f"is of form {form}; this version reads up to {FORM}")
@@ -531,7 +536,7 @@ def _check_bodies(directory: Path, index: sqlite3.Connection) -> None:
     for (digest,) in index.execute("SELECT digest FROM bodies"):
         path = directory / BODIES / digest
         try:
-            with path.open("rb") as file:
+            with open_at_once(path) as file:
                 found = file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             raise _refused(path, "is missing from the recording") from None

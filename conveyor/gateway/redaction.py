@@ -141,18 +141,23 @@ class _Secrets:
     def __init__(self, names: SecretNames, api_key: str) -> None:
         self.names = names
         self._found: set[str] = set()
+        self._beside: set[str] = set()
         self.add(api_key)
 
-    def add(self, value: str) -> None:
-        """Remember a value in each of its spellings."""
+    def add(self, value: str, *, is_hidden: bool = True) -> None:
+        """Remember a value in each of its spellings. One that is not hidden is looked for in
+        answers, and no secret where calls are listed."""
         for spelt in (value, unquote(value), unquote_plus(value), value.strip()):
             if len(spelt) >= MIN_VALUE and not _is_ordinary(spelt):
-                self._found.add(spelt)
+                (self._found if is_hidden else self._beside).add(spelt)
 
     def add_header(self, name: str, value: str) -> None:
-        """Remember the value of a header; of credentials and cookies also their parts."""
-        self.add(value)
-        if not self.names.match(name):
+        """Remember the value of a header; of credentials and cookies also their parts, of others
+        what stands in it."""
+        is_secret = self.names.match(name)
+        self.add(value, is_hidden=is_secret)
+        if not is_secret:
+            _text(value, self, 1)
             return
         scheme = _SCHEME.fullmatch(value)
         if scheme is not None:
@@ -164,14 +169,25 @@ class _Secrets:
     def add_pair(self, pair: str) -> None:
         """Remember a user and a password, apart and together."""
         user, colon, password = pair.partition(":")
-        for value in (pair, user, password) if colon else (pair,):
+        for value in (pair, password) if colon else (pair,):
             self.add(value)
+        if colon:
+            self.add(user, is_hidden=False)
         self.add(f"{unquote(user)}:{unquote(password)}")
 
     @property
     def found(self) -> tuple[str, ...]:
         """Return all of them, the longest first."""
-        return tuple(sorted(self._found, key=lambda value: (-len(value), value)))
+        return _longest_first(self._found | self._beside)
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Return those that are secrets wherever they stand, the longest first."""
+        return _longest_first(self._found)
+
+
+def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(values, key=lambda value: (-len(value), value)))
 
 
 def _decoded(text: str) -> str:
@@ -334,12 +350,7 @@ class Redacted(msgspec.Struct, frozen=True):
 def redacted(request: ScrapeRequest, names: SecretNames = USUAL_NAMES) -> Redacted:
     """Take the secrets out of a request."""
     secrets = _Secrets(names, request.api_key)
-    url = _url(request.url, secrets)
-    params = {name: _param(name, value, secrets) for name, value in sorted(request.params.items())}
-    posted, content_type = "", ""
-    if request.body is not None:
-        content_type = request.body.content_type
-        posted = _posted(request.body.content, content_type, secrets)
+    url, params, content_type, posted = _taken_apart(request, secrets)
     found = secrets.found
     scanner = _scanner_of(found)
 
@@ -360,6 +371,23 @@ def redacted(request: ScrapeRequest, names: SecretNames = USUAL_NAMES) -> Redact
     }
     masked = tuple(part for part, is_other in differs.items() if is_other)
     return Redacted(asked, found, plain, masked)
+
+
+def _taken_apart(request: ScrapeRequest, secrets: _Secrets) -> tuple[str, dict[str, str], str, str]:
+    """Remember the secrets of a request; return its URL, params, type and content without them."""
+    url = _url(request.url, secrets)
+    params = {name: _param(name, value, secrets) for name, value in sorted(request.params.items())}
+    if request.body is None:
+        return url, params, "", ""
+    content_type = request.body.content_type
+    return url, params, content_type, _posted(request.body.content, content_type, secrets)
+
+
+def secrets_of(request: ScrapeRequest, names: SecretNames = USUAL_NAMES) -> tuple[str, ...]:
+    """Return the values of a request that nobody may see, the longest first."""
+    secrets = _Secrets(names, request.api_key)
+    _taken_apart(request, secrets)
+    return secrets.hidden
 
 
 def _asked(
@@ -417,18 +445,50 @@ def _value(value: str, secrets: _Secrets, depth: int) -> str:
     """Redact a value that is a URL, a query or a document, or holds one, escaped or not."""
     if depth > _NESTED:
         return value
-    if value.lstrip()[:1] in ("{", "["):
-        try:
-            shown = _json(value, secrets)
-            return value if shown == json.dumps(json.loads(value), sort_keys=True) else shown
-        except (ValueError, RecursionError):
-            pass  # text that only begins like a document
+    if value.lstrip()[:1] in _BEGINS:
+        return _document_text(value, secrets, depth)
     shown = _url(value, secrets, depth)
     plain = unquote(value)
     if shown != value or plain == value:
         return shown
+    if "+" in plain and plain.lstrip()[:1] in _BEGINS:
+        plain = unquote_plus(value)
     inner = _value(plain, secrets, depth + 1)
     return value if inner == plain else quote(inner, safe="")
+
+
+_BEGINS = ("{", "[", "<", '"')
+"""The first characters of documents, and of texts of JSON."""
+_SPACE = re.compile(r"\s")
+_FORM = re.compile(r"[^\s=&?#/:;,{}<>\"]+=[^\s?#]*")
+_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>()\[\]{}\\|^`]+")
+
+
+def _text(text: str, secrets: _Secrets, depth: int) -> str:
+    """Redact a text of a document, a form or a header, which may be one of these itself, a query or
+    a URL, or have URLs in it."""
+    if depth > _NESTED or not text:
+        return text
+    if is_form_in_parts(text, ""):
+        return _posted(text, "", secrets, depth)
+    if _FORM.fullmatch(text) is not None:
+        return _query(text, secrets, depth)
+    if not _SPACE.search(text.strip()):
+        return _value(text, secrets, depth)
+    if text.lstrip()[:1] in _BEGINS:
+        return _document_text(text, secrets, depth)
+    return _URL_IN_TEXT.sub(lambda found: _url(found[0], secrets, depth), text)
+
+
+def _document_text(text: str, secrets: _Secrets, depth: int) -> str:
+    """Redact a document of JSON or with markup; one without a secret stays as it is spelt."""
+    if text.lstrip()[:1] == "<":
+        return _markup(text, secrets, depth)
+    try:
+        shown = _json(text, secrets, depth)
+        return text if shown == json.dumps(json.loads(text), sort_keys=True) else shown
+    except (ValueError, RecursionError):
+        return _marked(_MEMBER, text, secrets, depth)
 
 
 _OAUTH = frozenset(
@@ -487,7 +547,7 @@ def _param(name: str, value: str, secrets: _Secrets) -> str:
     if secrets.names.match(name):
         secrets.add(value)
         return MASK
-    return _value(value, secrets, 0)
+    return _text(value, secrets, 0)
 
 
 def _custom_headers(text: str, secrets: _Secrets) -> str:
@@ -502,59 +562,107 @@ def _custom_headers(text: str, secrets: _Secrets) -> str:
     return json.dumps({name.lower(): MASK for name in sorted(given, key=str.lower)})
 
 
-_PART = re.compile(
-    r"(?<![\w*-])(?i:name)=\"?([^\";\r\n]+)[^\r\n]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n(.*?)(?=\r?\n--|\Z)",
-    re.DOTALL,
-)
+_HEAD = re.compile(r"(?:\A|\n)--([^\r\n]*)\r?\n((?:[^\r\n]+\r?\n)+)\r?\n")
+_BOUNDARY = re.compile(r"(?i:boundary)\s*=\s*(?:\"([^\"]+)\"|([^\s;\"]+))")
+_NAME = re.compile(r"(?<![\w*-])(?i:name)(\*?)\s*=\s*(?:\"((?:[^\"\\\r\n]|\\.)*)\"|([^\";\r\n]+))")
+_TYPE = re.compile(r"(?im:^content-type)\s*:\s*([^\r\n]*)")
 _ELEMENT = re.compile(r"<([\w:.-]+)(?:\s[^<>]*)?>(?:<!\[CDATA\[)?([^<\]]+)")
 _ATTRIBUTE = re.compile(r"(?<![\w:.-])([\w:.-]+)\s*=\s*(?:\"([^\"<]*)\"|'([^'<]*)')")
 _MEMBER = re.compile(r"\"([^\"\\]{1,256})\"\s*:\s*(?:\"((?:[^\"\\]|\\.)*)\"?|([^\s\",{}\[\]]+))")
 
 
-def _posted(text: str, content_type: str, secrets: _Secrets) -> str:
+def _posted(text: str, content_type: str, secrets: _Secrets, depth: int = 0) -> str:
     """Redact what is posted, by its look: people send documents under any type."""
+    if depth > _NESTED:
+        return text
     kind, begin = content_type.lower(), text.lstrip()[:1]
-    if "multipart/" in kind:
-        return _marked(_PART, text, secrets)
+    if is_form_in_parts(text, content_type):
+
+        def part(name: str, value: str, kind: str) -> str:
+            if not secrets.names.match(name):
+                return _posted(value, kind or "text/plain", secrets, depth + 1)
+            secrets.add(value)
+            return MASK
+
+        return replaced_in_form(text, content_type, part)
     if begin == "<":
-        return _marked(_ATTRIBUTE, _marked(_ELEMENT, text, secrets), secrets)
-    if "x-www-form-urlencoded" in kind or ("json" not in kind and begin not in ("{", "[")):
-        return _query(text, secrets)
+        return _markup(text, secrets, depth)
+    if begin in ("{", "[") or "json" in kind:
+        try:
+            return _json(text, secrets, depth)
+        except (ValueError, RecursionError):
+            if begin in ("{", "["):
+                return "\n".join(_json_line(line, secrets, depth) for line in text.split("\n"))
+    is_form = "x-www-form-urlencoded" in kind or not _SPACE.search(text.strip())
+    return _query(text if is_form else _text(text, secrets, depth), secrets, depth)
+
+
+def is_form_in_parts(text: str, content_type: str) -> bool:
+    """Tell whether a text is a form in parts, by its type or its look."""
+    if "multipart/" in content_type.lower():
+        return True
+    return text.lstrip()[:2] == "--" and "content-disposition" in text[:_LOOKED_AT].lower()
+
+
+_LOOKED_AT = 4_096
+"""Characters of a text in which a form in parts shows itself."""
+
+
+def replaced_in_form(text: str, content_type: str, replaced: Callable[[str, str, str], str]) -> str:
+    """Replace the values of a form in parts by what a function of name, value and type returns."""
+    given = _BOUNDARY.search(content_type)
+    shown: list[str] = []
+    at = 0
+    while (head := _HEAD.search(text, at)) is not None:
+        boundary = (given[1] or given[2]) if given is not None else head[1].rstrip()
+        # A line that begins like one is part of a value, but for the boundary itself.
+        found = re.compile(rf"\r?\n--{re.escape(boundary)}").search(text, head.end() - 2)
+        start = head.end()
+        end = len(text) if found is None else max(found.start(), start)
+        kind = _TYPE.search(head[2])
+        value = replaced(_part_name(head[2]), text[start:end], "" if kind is None else kind[1])
+        shown += [text[at:start], value]
+        at = end
+    return "".join([*shown, text[at:]])
+
+
+def _part_name(head: str) -> str:
+    found = _NAME.search(head)
+    if found is None:
+        return ""
+    name: str = found[3] if found[2] is None else re.sub(r"\\(.)", r"\1", found[2])
+    # That with a star has a character set and a language before it.
+    return unquote(name.rpartition("'")[2] if found[1] else name.strip("'"))
+
+
+def _json_line(line: str, secrets: _Secrets, depth: int) -> str:
     try:
-        return _json(text, secrets)
+        return _json(line, secrets, depth)
     except (ValueError, RecursionError):
-        return "\n".join(_json_line(line, secrets) for line in text.split("\n"))
+        return _marked(_MEMBER, line, secrets, depth)
 
 
-def replaced_in_form(text: str, replaced: Callable[[str, str], str]) -> str:
-    """Replace the values of a posted form in parts by what a function of name and value returns."""
-
-    def part(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        return found[0][: found.start(2) - found.start()] + replaced(name, value)
-
-    return _PART.sub(part, text)
+def _markup(text: str, secrets: _Secrets, depth: int) -> str:
+    text = _marked(_ELEMENT, text, secrets, depth)
+    return _marked(_ATTRIBUTE, text, secrets, depth)
 
 
-def _json_line(line: str, secrets: _Secrets) -> str:
-    try:
-        return _json(line, secrets)
-    except (ValueError, RecursionError):
-        return _marked(_MEMBER, line, secrets)
-
-
-def _marked(pattern: re.Pattern[str], text: str, secrets: _Secrets) -> str:
-    """Redact values that a pattern finds behind their names."""
+def _marked(pattern: re.Pattern[str], text: str, secrets: _Secrets, depth: int) -> str:
+    """Redact values that a pattern finds behind their names, and what stands within others."""
 
     def value(found: re.Match[str]) -> str:
         name, *values = (part for part in found.groups() if part is not None)
-        if not secrets.names.match(name) or not values:
+        if not values:
             return found[0]
-        secrets.add(values[0])
-        secrets.add(html.unescape(values[0]))
         start = found.start(found.lastindex or 0) - found.start()
         end = found.end(found.lastindex or 0) - found.start()
-        return found[0][:start] + MASK + found[0][end:]
+        if secrets.names.match(name):
+            secrets.add(values[0])
+            secrets.add(html.unescape(values[0]))
+            return found[0][:start] + MASK + found[0][end:]
+        plain = html.unescape(values[0])
+        shown = _text(plain, secrets, depth + 1)
+        return found[0] if shown == plain else found[0][:start] + shown + found[0][end:]
 
     return pattern.sub(value, text)
 
@@ -563,14 +671,17 @@ class _Members(list[tuple[str, Any]]):
     """The members of an object, of which several may have one name."""
 
 
-def _json(text: str, secrets: _Secrets) -> str:
+def _json(text: str, secrets: _Secrets, depth: int) -> str:
     document = json.loads(text, object_pairs_hook=_Members)
-    return json.dumps(_document(document, secrets), sort_keys=True)
+    return json.dumps(_document(document, secrets, depth), sort_keys=True)
 
 
-def _document(value: Any, secrets: _Secrets) -> Any:
+def _document(value: Any, secrets: _Secrets, depth: int) -> Any:
+    if isinstance(value, str):
+        return _text(value, secrets, depth + 1)
     if not isinstance(value, _Members):
-        return [_document(item, secrets) for item in value] if isinstance(value, list) else value
+        is_list = isinstance(value, list)
+        return [_document(item, secrets, depth) for item in value] if is_list else value
     shown: dict[str, Any] = {}
     for name, item in value:
         if name == "fill" and isinstance(item, list) and len(item) == 2:
@@ -582,7 +693,7 @@ def _document(value: Any, secrets: _Secrets) -> Any:
             _add_all(item, secrets)
             shown[name] = MASK
         else:
-            shown[name] = _document(item, secrets)
+            shown[name] = _document(item, secrets, depth)
     return shown
 
 

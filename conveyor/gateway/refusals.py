@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -51,6 +53,34 @@ def _pattern(key: str, values: tuple[str, ...]) -> re.Pattern[str] | None:
     return re.compile("|".join(spellings)) if spellings else None
 
 
+@lru_cache(64)
+def places_of(secrets: tuple[str, ...], kept: str) -> re.Pattern[str]:
+    """Write the pattern of what is `kept`, a pattern without groups, and of secrets, plain,
+    percent-encoded, escaped for JSON, in base 64 or in hexadecimal, each in a group of its own."""
+    each = ["|".join([_spellings(secret), *_packed(secret)]) for secret in secrets]
+    return re.compile("|".join([kept, *(f"({spelt})" for spelt in each)]))
+
+
+def may_hold(secret: str, text: str) -> bool:
+    """Tell quickly whether a text may hold a secret in one of the forms of `places_of`."""
+    plain = text.replace("\\", "") if "\\" in text else text
+    if secret in text or secret.replace("\\", "") in plain:
+        return True
+    if "%" in text and secret in unquote_plus(text):
+        return True
+    return any(spelt in text for spelt in _spelt(secret))
+
+
+@lru_cache(1_024)
+def _spelt(secret: str) -> tuple[str, ...]:
+    data = secret.encode("utf-8", "replace")
+    packed = [spelt.decode() for spelt in in_base64(data)]
+    url_safe = [spelt.replace("+", "-").replace("/", "_") for spelt in packed]
+    digits = data.hex()
+    escaped = [] if secret.isascii() else [json.dumps(secret)[1:-1]]
+    return (*packed, *url_safe, digits, digits.upper(), secret.replace(" ", "+"), *escaped)
+
+
 def in_base64(data: bytes) -> Iterable[bytes]:
     """Yield what base 64 makes of bytes, alone and in the middle of others at each alignment."""
     yield b64encode(data)
@@ -78,8 +108,10 @@ def _spellings(secret: str) -> str:
 def _character(character: str) -> str:
     encoded = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "replace"))
     digits = "".join(f"[{d}{d.upper()}]" if d in "abcdef" else re.escape(d) for d in encoded)
-    space = r"|\+" if character == " " else ""
-    return f"(?:{re.escape(character)}|{digits}{space})"
+    others = [r"\+"] if character == " " else [rf"\\{character}"] if character in '"/\\' else []
+    if not character.isascii():
+        others.append(re.escape(json.dumps(character)[1:-1]))
+    return f"(?:{'|'.join([re.escape(character), digits, *others])})"
 
 
 MAX_TITLE = 200

@@ -9,7 +9,7 @@ import re
 import stat
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fnmatch import translate
 from hashlib import blake2b
@@ -21,12 +21,19 @@ from urllib.parse import unquote_plus, urlsplit
 import msgspec
 from anyio.to_thread import run_sync
 
+from conveyor.aio.log_output import NEWS
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import TaskBody
 from conveyor.domain.text_rules import rfc3339
 from conveyor.gateway.fake import Behaviour, FakeGateway, key_digest
 from conveyor.gateway.headers import custom_headers
-from conveyor.gateway.redaction import SecretNames, replaced_in_form
+from conveyor.gateway.redaction import (
+    SecretNames,
+    is_form_in_parts,
+    replaced_in_form,
+    secrets_of,
+)
+from conveyor.gateway.refusals import may_hold, places_of
 from conveyor.gateway.rules import (
     MOST_TEXT,
     NO_RULES,
@@ -280,6 +287,10 @@ _SHORTEST_KEY = 8
 """Characters of an API key that is looked for in all texts; a shorter one may be any word."""
 
 
+_KEPT = r"sha256:[0-9a-f]{16}"
+"""A digest, in which no secret is looked for."""
+
+
 def _digest(value: str) -> str:
     return f"sha256:{key_digest(value)}"
 
@@ -345,10 +356,7 @@ class _CallLog:
 def _shown(
     number: int, request: ScrapeRequest, rule: int | None, at: int, names: SecretNames
 ) -> GatewayCall:
-    key = request.api_key
-
-    def clean(text: str) -> str:
-        return text.replace(key, _digest(key)) if len(key) >= _SHORTEST_KEY else text
+    clean = _cleaner(request, names)
 
     def value_of(name: str, value: str) -> str:
         return _digest(value) if names.match(name) else clean(_without_secrets(value, names))
@@ -371,9 +379,31 @@ def _shown(
         headers={name: value_of(name, value) for name, value in headers.items()},
         body=None if body is None else clean(_body(body, names)),
         content_type=None if body is None else body.content_type,
-        api_key=_digest(key),
+        api_key=_digest(request.api_key),
         rule=rule,
     )
+
+
+def _cleaner(request: ScrapeRequest, names: SecretNames) -> Callable[[str], str]:
+    """Return what replaces the secrets of a request by their digests, wherever they stand in a
+    text."""
+    key = request.api_key
+    secrets = secrets_of(request, names)
+    if len(key) < _SHORTEST_KEY:
+        secrets = tuple(secret for secret in secrets if secret != key)
+    if not secrets:
+        return str
+
+    def shown(found: re.Match[str]) -> str:
+        return found[0] if not found.lastindex else _digest(secrets[found.lastindex - 1])
+
+    def clean(text: str) -> str:
+        # To write the pattern costs more than to see that none is there.
+        if not any(may_hold(secret, text) for secret in secrets):
+            return text
+        return places_of(secrets, _KEPT).sub(shown, text)
+
+    return clean
 
 
 def _without_secrets(text: str, names: SecretNames) -> str:
@@ -392,8 +422,8 @@ def _without_secrets(text: str, names: SecretNames) -> str:
 
 
 def _body(body: TaskBody, names: SecretNames) -> str:
-    def part(name: str, value: str) -> str:
-        return _digest(value) if names.match(name) else value
+    def part(name: str, value: str, _kind: str) -> str:
+        return _digest(value) if value and names.match(name) else value
 
     def member(found: re.Match[str]) -> str:
         name, colon, value = found.groups()
@@ -402,8 +432,8 @@ def _body(body: TaskBody, names: SecretNames) -> str:
         return f'"{name}"{colon}"{_digest(value.strip(chr(34)))}"'
 
     text = body.content
-    if "multipart/" in body.content_type.lower():
-        text = replaced_in_form(text, part)
+    if is_form_in_parts(text, body.content_type):
+        text = replaced_in_form(text, body.content_type, part)
     return _MEMBER.sub(member, _without_secrets(text, names))
 
 
@@ -460,12 +490,12 @@ class RulesFile:
         try:
             rules = await run_sync(self.read)
         except ConveyorError as error:
-            _log.error("%s; the rules before it stay", error.detail)
+            _log.error("%s; the rules before it stay", error.detail, extra=NEWS)
             return
         except Exception as error:
             # The server works on without this file.
             told = f"{type(error).__name__}: {error}"
-            _log.error("%s: %s; the rules before it stay", self._path, told)
+            _log.error("%s: %s; the rules before it stay", self._path, told, extra=NEWS)
             return
         self._gateway.follow(rules)
         _log.info("%s: %d rules from now on", self._path, len(rules.rules))

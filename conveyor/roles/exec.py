@@ -62,6 +62,11 @@ class _Server(NamedTuple):
             self.process.terminate()
         _wait(self.process)
 
+    def end(self) -> str:
+        """Say how it ended."""
+        code = self.process.wait()
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
     def farewell(self) -> list[str]:
         """Return what it said of its recording, once it has ended."""
         return [line for line in self.last_lines() if line.startswith((WITHHELD, CUT_SHORT))]
@@ -178,6 +183,7 @@ def run_with_server(command: Sequence[str], flags: Sequence[str]) -> int:
         server.stop()
         for line in server.last_lines():
             _say(line)
+        _say(f"conveyor-dev: exec: the server {server.end()}")
         return SERVER_FAILED
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.aio.log_output import LogOutput
+from conveyor.aio.log_output import NEWS, LogOutput
 from conveyor.domain.backoff import Backoff
 from conveyor.settings import Settings, colour_allowed, unknown_variables
 
@@ -31,7 +31,8 @@ class Repeats(logging.Filter):
     """Rate-limits repeated warnings and errors, and adds the number of suppressed ones to the next.
 
     Records with a traceback are equal if the same exception class was raised at the same line,
-    whatever the exception says. A record with extra fields always passes.
+    whatever the exception says. A record with extra fields, and one that is NEWS each time, always
+    passes.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,11 @@ class Repeats(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether to log the record; add the number of suppressed ones to it."""
-        if record.levelno < logging.WARNING or _fields(record):
+        if (
+            record.levelno < logging.WARNING
+            or _fields(record)
+            or NEWS.keys() <= vars(record).keys()
+        ):
             return True
         text = record.getMessage()
         end = _end(record)

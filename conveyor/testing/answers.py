@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import re
 from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class ServerGateway:
         before, self._default = self._default, self._rule("*", "")
         try:
             return self._default.respond(**answer)
-        except ConveyorError:
+        except BaseException:
             self._default = before
             raise
 
@@ -163,7 +164,7 @@ class AnswerRule:
         self._answers = [*before, {"status": status, "times": times, **_words(words)}]
         try:
             self._gateway.follow()
-        except ConveyorError:
+        except BaseException:
             self._answers = before
             raise
         return self
@@ -174,12 +175,19 @@ class AnswerRule:
         return {**rule, "method": self._method} if self._method else rule
 
 
+_NEVER_SENT = re.compile(r"[\x00-\x1f\x7f]|^ | $")
+"""Characters that no URL of a task has: a pattern with one is for no call."""
+
+
 def _pattern(url: str) -> dict[str, str]:
     """Split a pattern of URLs. Raises ValueError."""
+    if not isinstance(url, str):
+        raise TypeError(f"when() takes a text, not {type(url).__name__}")
     if url == "*":
         return {"host": "*", "path": "*"}
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+    is_known = parts.scheme in ("http", "https") and parts.netloc
+    if not is_known or parts.query or parts.fragment or _NEVER_SENT.search(url):
         raise ValueError(f"when() takes a URL such as https://shop.example/p/*, not {url!r}")
     return {"host": parts.netloc.lower(), "path": parts.path or "*"}
 

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -30,7 +31,7 @@ from conveyor import __version__
 from conveyor.cli import dev_main
 from conveyor.clock import SystemClock
 from conveyor.dev.copies import load_copy, save_copy
-from conveyor.dev.directory import DataDirectory
+from conveyor.dev.directory import DataDirectory, directory_problem
 from conveyor.dev.segments import read_packed
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer
 from conveyor.domain.errors import ConveyorError
@@ -276,6 +277,75 @@ def test_a_copy_that_is_cut_fills_nothing(filled: Path, tmp_path: Path, share: f
     with pytest.raises(ConveyorError, match="cut off or damaged"):
         load_copy(file, tmp_path / "into")
     assert not (tmp_path / "into").exists()
+
+
+def test_a_pipe_without_a_writer_is_no_copy_and_one_with_a_writer_is_read(
+    filled: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    _check_refused(pipe)
+    save_copy(filled, tmp_path / "copy.tar", CLOCK)
+    with subprocess.Popen(["cat", tmp_path / "copy.tar"], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        load_copy(Path(f"/dev/fd/{writer.stdout.fileno()}"), tmp_path / "into")
+    assert _check_whole(tmp_path / "into")
+
+
+@pytest.mark.parametrize("last", ["blobs", "secret"])
+def test_what_a_killed_load_left_is_no_data_and_the_next_load_fills_it(
+    filled: Path, tmp_path: Path, last: str
+) -> None:
+    file, into = tmp_path / "copy.tar", tmp_path / "into"
+    save_copy(filled, file, CLOCK)
+    _run_until(["load", str(file), "--data-dir", str(into)], into / last, signal.SIGKILL)
+    assert (into / last).exists()
+    with pytest.raises(ConveyorError, match="was not loaded to its end"):
+        DataDirectory.open(into, CLOCK)
+    assert "was not loaded to its end" in (directory_problem(into) or "")
+    load_copy(file, into)
+    DataDirectory.open(into, CLOCK).close()
+    assert _check_whole(into)
+
+
+def test_a_copy_that_is_ended_by_a_signal_leaves_nothing(filled: Path, tmp_path: Path) -> None:
+    file, into = tmp_path / "copy.tar", tmp_path / "into"
+    save_copy(filled, file, CLOCK)
+    load = ["load", str(file), "--data-dir", str(into)]
+    assert _run_until(load, into / "secret", signal.SIGTERM) == 128 + signal.SIGTERM
+    assert not into.exists()
+    before = sorted(files_below(filled))
+    save = ["save", str(tmp_path / "other.tar"), "--data-dir", str(filled)]
+    assert _run_until(save, filled / "blobs/tmp", signal.SIGTERM) == 128 + signal.SIGTERM
+    assert sorted(files_below(filled)) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.tar"]
+
+
+_HALTED = """
+import os, signal, sys, tarfile
+from pathlib import Path
+from conveyor.cli import dev_main
+
+until, number = Path(sys.argv[1]), int(sys.argv[2])
+opened = tarfile.TarFile.{function}
+
+def halting(*given, **named):
+    if until.exists() and (until.is_file() or any(until.iterdir())):
+        os.kill(os.getpid(), number)
+    return opened(*given, **named)
+
+tarfile.TarFile.{function} = halting
+dev_main(["data", *sys.argv[3:]])
+"""
+
+
+def _run_until(arguments: list[str], until: Path, number: int) -> int:
+    """Run `data` with a signal to itself as soon as a file is there, or a directory with anything
+    in it; return its exit code."""
+    function = "extractfile" if arguments[0] == "load" else "addfile"
+    program = _HALTED.replace("{function}", function)
+    command = [sys.executable, "-c", program, str(until), str(int(number)), *arguments]
+    return subprocess.run(command, timeout=SECONDS, check=False).returncode
 
 
 @pytest.mark.parametrize("name", ["../secret", "blobs/../../x", "lock", "blobs/tmp/x", "/etc/x"])

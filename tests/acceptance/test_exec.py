@@ -212,6 +212,7 @@ def test_a_server_that_fails_is_told_by_its_last_lines(tmp_path: Path) -> None:
     assert "rules.toml, line 2: rules[0].hots" in ran.stderr
     dead = _run(temporary, sys.executable, "-c", KILL, str(temporary))
     assert dead.returncode == 70
+    assert "the server was ended by signal 9" in dead.stderr
     assert _left(temporary) == []
 
 

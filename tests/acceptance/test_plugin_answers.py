@@ -117,11 +117,22 @@ def test_an_answer_that_cannot_be_is_an_error_at_the_call(
 
 
 @pytest.mark.parametrize(
-    "wrong", ["shop.example/p", "ftp://shop.example/", "https://a.example/?q=1", ""]
+    "wrong",
+    ["shop.example/p", "ftp://shop.example/", "https://a.example/?q=1", "", "https://a.example/\n"],
 )
 def test_a_pattern_that_is_none_is_an_error_at_the_call(server: ConveyorServer, wrong: str) -> None:
     with pytest.raises(ValueError, match="such as https://shop.example/p/"):
         server.when(wrong)
+
+
+def test_a_value_that_cannot_be_sent_leaves_the_rules_as_they_were(server: ConveyorServer) -> None:
+    with pytest.raises(TypeError):
+        server.when("https://shop.example/*").respond(body=object())
+    with pytest.raises(TypeError):
+        server.gateway.otherwise(body=object())
+    server.when("https://shop.example/*").respond(body="right")
+    [row] = work(server, "https://shop.example/")
+    assert body_of(row) == b"right"
 
 
 def test_a_reset_forgets_rules_and_calls(server: ConveyorServer) -> None:

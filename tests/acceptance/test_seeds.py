@@ -200,6 +200,12 @@ def test_the_demo_has_runs_of_every_state_and_is_the_same_twice(tmp_path: Path) 
     assert runs["finished"]["status"] == runs["each morning"]["status"] == "completed"
 
 
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConveyorError, match="it has no"):
+        read_seed(str(tmp_path / "pipe"))
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

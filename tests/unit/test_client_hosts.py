@@ -48,6 +48,8 @@ def test_each_limit_of_a_host_is_shown_with_who_set_it() -> None:
     host = held(limit=2, limit_set_by="pattern", rate=0.5, rate_set_by="job", pattern="*.test")
     assert host_line(host).endswith("443, 2 at a time (pattern *.test), 0.5 a second (job)")
     assert host_line(held(interval=2.5)).endswith("443, 2.5 s apart (robots.txt)")
+    host = held(limit=2, limit_set_by="pattern", rate=0.5, rate_set_by="pattern", pattern="*.test")
+    assert host_line(host).endswith("443, 2 at a time, 0.5 a second (pattern *.test)")
 
 
 @pytest.mark.parametrize(

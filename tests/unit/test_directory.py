@@ -14,10 +14,12 @@ import pytest
 from conveyor.dev.directory import (
     CONTENTS,
     LEAST_FREE,
+    LOADING,
     SECRET_BYTES,
     DataDirectory,
     directory_problem,
     disk_problem,
+    kept_secret,
 )
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.testing.clock import FakeClock
@@ -142,7 +144,9 @@ def test_a_path_that_cannot_be_a_directory_is_refused_in_one_line(
 
 def test_a_directory_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(ConveyorError, match="cannot use .* as data directory: is a directory"):
+    with pytest.raises(
+        ConveyorError, match="cannot use .* as data directory: its lock is a directory"
+    ):
         _open(tmp_path)
 
 
@@ -161,7 +165,7 @@ def test_a_directory_that_others_can_enter_is_closed_to_them(
     data = tmp_path / "data"
     if used_before:
         _open(data).close()
-        for name in CONTENTS:
+        for name in CONTENTS.keys() - {LOADING}:
             path = data / name.rstrip("/")
             path.mkdir(parents=True) if name.endswith("/") else path.touch()
     else:
@@ -201,3 +205,14 @@ def test_a_disk_with_little_room_is_told(
     monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
     told = problem and f"the disk of {tmp_path} {problem}"
     assert disk_problem(tmp_path) == disk_problem(tmp_path / "to" / "be" / "made") == told
+
+
+@pytest.mark.parametrize("name", ["secret", "lock", "clock", "callbacks.jsonl", "conveyor.db"])
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(
+    tmp_path: Path, name: str
+) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConveyorError, match=f"its {name} is no regular file"):
+        _open(tmp_path)
+    assert directory_problem(tmp_path) == f"its {name} is no regular file"
+    assert kept_secret(tmp_path) is None

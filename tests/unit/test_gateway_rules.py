@@ -5,8 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
+from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import anyio
 import msgspec
@@ -18,6 +22,7 @@ from conveyor.gateway.fake import page
 from conveyor.gateway.ruled import MOST_CALLS, RuledGateway, RulesFile
 from conveyor.gateway.rules import GatewayRules, body_reader, rules_of_json, rules_of_toml
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
+from conveyor.roles.logs import Repeats
 from conveyor.testing.clock import FakeClock
 
 SHOP = "https://shop.example/p/1"
@@ -333,6 +338,67 @@ planted-2\r
 """
 
 
+def _nested(text: str, times: int) -> str:
+    for _ in range(times):
+        text = quote(text, safe="")
+    return text
+
+
+_JSON, _TEXT = "application/json", "text/plain"
+SHOWN: list[dict[str, Any]] = [
+    {"url": "https://h.example/?next=" + _nested("https://x.example/?token=planted-1", 1)},
+    {"url": "https://h.example/?next=" + _nested("https://me:planted-1@x.example/", 2)},
+    {"url": "https://h.example/planted-1?token=planted-1"},
+    {"url": "https://h.example/?state=1&code=planted-1"},
+    {"url": "https://h.example/?q=" + _nested('{"password":"planted-1"}', 1)},
+    {"params": {"js_instructions": '[{"fill":["#password","planted-1"]}]'}},
+    {"params": {"x": '{"password": "planted-1"}'}},
+    {
+        "url": "https://h.example/planted-1",
+        "params": {"custom_headers": '{"Authorization": "Bearer planted-1"}'},
+    },
+    {"url": "https://h.example/" + b64encode(b"planted-1 is a key").decode(), "key": "planted-1"},
+    {"body": TaskBody('{"tokens": ["planted-1"]}', _JSON)},
+    {"body": TaskBody('{"credentials": {"value": "planted-1"}}', _JSON)},
+    {"body": TaskBody('{"pass\\u0077ord": "planted-1"}', _JSON)},
+    {"body": TaskBody('{"data": "{\\"password\\": \\"planted-1\\"}"}', _JSON)},
+    {"body": TaskBody('{"next": "https:\\/\\/me:planted-1@x.example"}', _JSON)},
+    {"body": TaskBody("<a><password><![CDATA[planted-1]]></password></a>", "text/xml")},
+    {"body": TaskBody("a=" + _nested('{"pin": "planted-1"}', 1), "x-www-form-urlencoded")},
+    {"body": TaskBody("grant_type=authorization_code&code=planted-1", "")},
+    {"body": TaskBody(FORM, _TEXT)},
+    {"body": TaskBody(FORM.replace("with two", "--not the end"), "multipart/form-data")},
+    {"body": TaskBody(FORM.replace('name="pass', 'name = "pass'), "multipart/form-data")},
+]
+
+
+@pytest.mark.parametrize("number", range(len(SHOWN)))
+async def test_a_listed_call_shows_no_secret_wherever_it_stands(
+    gateway: RuledGateway, number: int
+) -> None:
+    call = {"url": "https://h.example/", "method": "POST", **SHOWN[number]}
+    key = call.pop("key", "key-of-a-caller")
+    with suppress(ScrapeFailed):
+        async with gateway.scrape(ScrapeRequest(call.pop("url"), key, **call)):
+            pass
+    shown = msgspec.json.encode(gateway.calls().requests[-1]).decode()
+    assert "planted" not in shown
+    assert b64encode(b"planted")[:8].decode() not in shown
+    assert "end" not in shown
+    assert "sha256:" in shown
+
+
+async def test_a_listed_call_shows_all_else_as_it_was_sent(gateway: RuledGateway) -> None:
+    body = TaskBody('{"b": 1,  "note": "https://x.example/?page=2", "a": ["x"]}', _JSON)
+    headers = '{"X-Shop": "berlin", "Authorization": "Basic bWFyaWE6c2VzYW1lLTc3"}'
+    url = "https://maria:sesame-77@h.example/maria/berlin?a=1&b=%7B%22x%22:1%7D"
+    await _scrape(gateway, url, params={"custom_headers": headers}, body=body, method="POST")
+    call = gateway.calls().requests[-1]
+    assert call.body == body.content
+    assert call.headers["X-Shop"] == "berlin"
+    assert call.url.partition("@")[2] == url.partition("@")[2]
+
+
 async def test_secrets_of_a_form_in_parts_are_digests(gateway: RuledGateway) -> None:
     for content in (FORM, FORM.partition("\r\nwith")[0]):  # also one that was cut
         body = TaskBody(content, 'multipart/form-data; boundary="b"')
@@ -368,6 +434,23 @@ async def test_a_changed_file_is_followed_and_a_wrong_one_told_once(
     for number, line in enumerate(told[:20]):
         assert line.startswith(f"{path}, line {number + 1}: word_{number}: is none of")
     assert "cannot be read" in told[-1]
+
+
+async def test_each_change_to_a_wrong_file_is_told_though_the_line_be_the_same(
+    gateway: RuledGateway, clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("[[rules]]\nbody = 'x'")
+    file = RulesFile(path, gateway)
+    file.start()
+    caplog.handler.addFilter(repeats := Repeats())
+    try:
+        for status in ("99", "100", "1000"):
+            path.write_text(f"[[rules]]\nstatus = {status}")
+            await _look(file, clock)
+    finally:
+        caplog.handler.removeFilter(repeats)
+    assert [text.count("takes a status from 200") for text in caplog.messages] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import conveyor
 
 CLOUD = {"boto3", "botocore", "redis"}
 HEAVY = {
@@ -106,3 +109,22 @@ def test_no_program_loads_what_is_made_for_tests(tmp_path: Path) -> None:
     loaded = loaded_by(SERVE_ONCE, str(tmp_path / "data"))
 
     assert not {name for name in loaded if name.startswith("conveyor.testing")}
+
+
+@pytest.mark.parametrize("module", ["conveyor.__main__", "conveyor.cli"])
+def test_an_older_python_is_told_in_one_line(module: str) -> None:
+    program = (
+        "import sys; sys.version_info = (3, 10, 4, 'final', 0); sys.version = '3.10.4 (main)'; "
+        f"import {module}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "conveyor: needs Python 3.11 or later, and this is 3.10.4\n"
+
+
+@pytest.mark.parametrize("file", ["__init__.py", "__main__.py", "cli/__init__.py"])
+def test_an_older_python_can_read_what_tells_it(file: str) -> None:
+    text = (Path(conveyor.__file__).parent / file).read_text("utf-8")
+    ast.parse(text, feature_version=(3, 7))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import conveyor
+from conveyor.aio.log_output import NEWS
 from conveyor.roles.logs import FORGOTTEN_AFTER, PAUSES, JsonFormatter, Repeats, TextFormatter
 from conveyor.settings import colour_allowed
 
@@ -44,6 +45,16 @@ def test_the_same_line_comes_ever_more_seldom_and_counts_what_was_left_out() -> 
 def test_no_line_is_silent_for_longer_than_the_longest_pause() -> None:
     hour = [float(second) for second in range(3_600)]
     assert len(passed(Repeats(), "redis", *hour)) >= 3_600 / PAUSES.cap
+
+
+def test_what_is_news_each_time_is_said_each_time() -> None:
+    records = [record("the same wrong word", at) for at in (0.0, 1.0, 1.5)]
+    for one in records:
+        vars(one).update(NEWS)
+    repeats = Repeats()
+    assert all(repeats.filter(one) for one in records)
+    assert "is_news" not in TextFormatter().format(records[0])
+    assert "is_news" not in JsonFormatter().format(records[0])
 
 
 def test_what_was_not_said_for_a_while_is_new_again() -> None:

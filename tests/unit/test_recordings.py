@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -446,6 +447,21 @@ def directory_for_log(log: Path) -> None:
     log.mkdir()
 
 
+def pipe_for_body(log: Path) -> None:
+    (body,) = files_below(log.parent / BODIES)
+    body.unlink()
+    os.mkfifo(body)
+
+
+def pipe_for_log(log: Path) -> None:
+    log.unlink()
+    os.mkfifo(log)
+
+
+def of_no_form(log: Path) -> None:
+    log.write_text(log.read_text().replace('{"form":1}', '{"form":true}'))
+
+
 def empty(log: Path) -> None:
     log.write_bytes(b"")
 
@@ -465,6 +481,9 @@ def empty(log: Path) -> None:
         (far_away, "line 2 is no exchange"),
         (directory_for_body, "cannot be read"),
         (directory_for_log, "cannot be read"),
+        (pipe_for_body, "does not fit its digest"),
+        (pipe_for_log, "is no regular file"),
+        (of_no_form, "is no recording"),
         (empty, "is no recording"),
         (Path.unlink, "holds no recording"),
     ],

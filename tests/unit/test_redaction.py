@@ -7,7 +7,7 @@ import json
 from base64 import b64encode, encodebytes, urlsafe_b64encode
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -263,6 +263,60 @@ def test_values_of_everything_that_is_posted_are_redacted(body: str, content_typ
     )
     assert "first-one" in one.secrets
     assert one.asked == other.asked
+
+
+def in_parts(head: str, value: str) -> str:
+    return f"--b\r\nContent-Disposition: form-data; {head}\r\n\r\n{value}\r\n--b--\r\n"
+
+
+DOCUMENT = json.dumps({"password": "first-one"})
+WITHIN: dict[str, tuple[str, str]] = {
+    "JSON in JSON": (json.dumps({"data": DOCUMENT}), "application/json"),
+    "JSON in a text of JSON": (json.dumps({"a": json.dumps([DOCUMENT])}), "application/json"),
+    "a URL in JSON": ('{"next": "https://x.example/?token=first-one"}', "application/json"),
+    "a user in JSON": ('{"next": "https:\\/\\/me:first-one@x.example"}', "application/json"),
+    "a URL in a text": ("see <https://x.example/?token=first-one> now", "text/plain"),
+    "a URL in a list": ('{"next": ["see https://me:first-one@x.example/ now"]}', ""),
+    "markup in JSON": (json.dumps({"a": "<a><pin>first-one</pin></a>"}), "application/json"),
+    "JSON in markup": (f"<a><p>{html.escape(DOCUMENT)}</p></a>", "text/xml"),
+    "JSON in a form": (urlencode({"a": DOCUMENT}), "application/x-www-form-urlencoded"),
+    "a form under the type of JSON": (urlencode({"a": DOCUMENT}), "application/json"),
+    "a form in JSON": (json.dumps({"a": urlencode({"b": DOCUMENT})}), "application/json"),
+    "parts in JSON": (json.dumps({"a": in_parts('name="pin"', "first-one")}), "application/json"),
+    "JSON in a part": (in_parts('name="data"', DOCUMENT), "multipart/form-data; boundary=b"),
+    "a form in a part": (in_parts('name="x"', "a=1&pin=first-one"), "multipart/form-data"),
+    "a part by its look": (in_parts('name="password"', "first-one"), "text/plain"),
+    "a part with spaces": (in_parts('name = "password"', "first-one"), "multipart/form-data"),
+    "a part with a star": (in_parts("name*=UTF-8''password", "first-one"), "multipart/form-data"),
+}
+
+
+@pytest.mark.parametrize("place", WITHIN)
+def test_what_is_posted_is_redacted_within_what_it_stands_in(place: str) -> None:
+    body, content_type = WITHIN[place]
+    one, other = (
+        redacted(asked(body=TaskBody(body.replace("first-one", value), content_type)))
+        for value in ("first-one", "other-two")
+    )
+    assert one.scanner().feed(b"you sent first-one to us")
+    assert one.asked == other.asked
+
+
+def test_a_line_that_begins_like_a_boundary_is_part_of_a_value() -> None:
+    body = TaskBody(in_parts('name="pin"', "first\r\n--one"), "multipart/form-data; boundary=b")
+    assert "first\r\n--one" in redacted(asked(body=body)).secrets
+
+
+def test_a_secret_within_another_header_is_looked_for() -> None:
+    headers = json.dumps({"Referer": "https://x.example/?token=first-one"})
+    assert "first-one" in redacted(asked(params={"custom_headers": headers})).secrets
+
+
+def test_a_document_without_secrets_keeps_its_key() -> None:
+    text = '{"b": "see https://x.example/?page=1 and a=b", "a": ["<p>x</p>", "{\\"y\\":1}"]}'
+    taken = redacted(asked(body=TaskBody(text, "application/json")))
+    assert taken.secrets == (KEY,)
+    assert taken.asked == taken.plain
 
 
 def test_names_of_ones_own_are_redacted_too() -> None:
