@@ -172,6 +172,7 @@ def _work(
 ) -> NoReturn:
     """Run tests as a process of its own, and end it."""
     code = 1
+    errors = os.fdopen(os.dup(2), "w")
     try:
         _part_from_parent(session.config, number, told)
         for item, after in pairwise(chain(items, [None])):
@@ -186,7 +187,8 @@ def _work(
     except (BrokenPipeError, KeyboardInterrupt):
         code = 2  # nobody listens any more
     except BaseException:
-        traceback.print_exc()
+        traceback.print_exc(file=errors)
+        errors.flush()
     finally:
         os._exit(code)
 
@@ -196,6 +198,12 @@ def _part_from_parent(config: pytest.Config, number: int, told: Connection) -> N
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.stop_global_capturing()
+    # A server of a test may say something between two tests, when nothing is captured.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    if capture is not None:
         capture.start_global_capturing()
         capture.suspend_global_capture()
     directories = config._tmp_path_factory  # type: ignore[attr-defined]

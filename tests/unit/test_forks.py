@@ -129,6 +129,35 @@ def test_a_process_that_ends_is_missed(tmp_path: Path) -> None:
     assert counted(done.stdout) == "1 failed, 2 passed"
 
 
+def test_nothing_is_said_but_by_the_process_that_reports(tmp_path: Path) -> None:
+    chatty = """
+import os
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    os.write(2, b"between two tests")
+    return (yield)
+"""
+    modules(tmp_path, 2, "def test_right(): ...\n")
+    (tmp_path / "conftest.py").write_text(chatty)
+    done = ran(tmp_path, "--forks", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_that_breaks_says_why(tmp_path: Path) -> None:
+    broken = """
+def pytest_runtest_setup(item):
+    if "gone" in item.name:
+        raise SystemExit("a hook that ends the process")
+"""
+    modules(tmp_path, 1, "def test_gone(): ...\n")
+    (tmp_path / "conftest.py").write_text(broken)
+    done = ran(tmp_path, "--forks", "2")
+    assert done.returncode == 1
+    assert "a hook that ends the process" in done.stderr + done.stdout
+
+
 def test_the_first_failure_ends_it_where_that_is_asked_for(tmp_path: Path) -> None:
     modules(tmp_path, 1, "def test_wrong(): assert 1 == 2\n")
     for number in range(40):
