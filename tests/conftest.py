@@ -18,6 +18,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from starlette.routing import compile_path
 from xdist.scheduler import LoadScopeScheduling
 
 from conveyor.dev.sqlite import schema
@@ -53,7 +54,10 @@ def _migrated() -> sqlite3.Connection:
     return made
 
 
-pytest.MonkeyPatch().setattr("conveyor.dev.sqlite.store.migrate", _migrate_by_pages)
+_patch = pytest.MonkeyPatch()
+_patch.setattr("conveyor.dev.sqlite.store.migrate", _migrate_by_pages)
+# The API of each test has the same routes, and a pattern of each is made anew.
+_patch.setattr("starlette.routing.compile_path", cache(compile_path))
 
 
 # What is collected lives to the end, and so does nearly all that is imported. The collector of
@@ -117,17 +121,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(reason, red=True)
 
 
+class _Keeping(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self._records.append(record)
+
+
 @pytest.fixture(autouse=True)
 def unforeseen() -> Iterator[list[logging.LogRecord]]:
     """Return errors that this process survived and no port may raise; the test fails unless it
     expects them and clears the list."""
     records: list[logging.LogRecord] = []
-
-    class Keeping(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            records.append(record)
-
-    handler = Keeping()
+    handler = _Keeping(records)
     logger = logging.getLogger(UNEXPECTED_LOGGER)
     logger.addHandler(handler)
     yield records

@@ -33,6 +33,7 @@ from tests.acceptance.support_client import (
     urls,
 )
 from tests.acceptance.support_wire import eventually, target
+from tests.patient import SECONDS
 
 
 def test_a_regular_job_from_submit_to_results(client: ZenRowsBatchClient) -> None:
@@ -138,7 +139,7 @@ def test_the_last_batch_closes_an_open_job(client: ZenRowsBatchClient) -> None:
 def test_waiting_for_ingestion_costs_nothing_on_a_small_job(client: ZenRowsBatchClient) -> None:
     job = client.submit_regular(pages(2, "ingest"), wait_for_ingest=True)
     assert job.submit_response is not None
-    assert job.wait_for_ingest(timeout=5).data.latest_run is not None
+    assert job.wait_for_ingest(timeout=SECONDS).data.latest_run is not None
     run = job.run.load().data
     assert run.ingest_status is not IngestStatus.PENDING
     finish(job)

@@ -21,7 +21,7 @@ from tests.acceptance.support_client import (
     refused,
 )
 from tests.acceptance.support_wire import eventually, target
-from tests.patient import fetched
+from tests.patient import SECONDS, fetched
 
 
 def test_stop_ends_a_run_and_is_idempotent(client: ZenRowsBatchClient) -> None:
@@ -42,7 +42,7 @@ def test_pause_holds_a_run_and_resume_lets_it_go_on(client: ZenRowsBatchClient) 
     assert job.run.pause().data.pause_state is PauseState.PAUSED
     job.add_tasks(added(pages(3, "pause"), last_batch=True))
     with pytest.raises(RunPaused) as caught:
-        job.run.wait(timeout=5, poll_interval=0.05)
+        job.run.wait(timeout=SECONDS, poll_interval=0.05)
     assert caught.value.run.stats.completed == 0
     with pytest.raises(WaiterTimeout):
         job.run.wait(timeout=0.3, poll_interval=0.05, wait_while_paused=True)

@@ -27,6 +27,11 @@ pytestmark = [pytest.mark.server, pytest.mark.extended, pytest.mark.slow, pytest
 
 R = RunWaitReason
 SLOTS = 50
+CLAIM = 45
+"""Seconds for which claims outlive their worker, and what tells of them can be read: on a machine
+that others use, a look takes seconds, and in some of them the other worker seems silent as well."""
+LONG = 3_000
+"""Pages that two workers do not get through while a test waits as long as it may."""
 
 
 @pytest.fixture(
@@ -39,21 +44,31 @@ def running(
 ) -> Iterator[RoleFleet]:
     """A fleet of two workers. Where there is no Redis, their reports are rows."""
     there = services() if request.param == "redis" else replace(services(), redis="")
-    # Claims outlive the silence after which their worker counts as gone.
-    settings: dict[str, Any] = {**QUICK, "visibility_timeout": 20}
+    # Claims outlive by far the silence after which their worker counts as gone.
+    settings: dict[str, Any] = {**QUICK, "visibility_timeout": CLAIM}
     directory = tmp_path_factory.mktemp("fleet")
     with fleet(directory, apis=1, workers=2, over=there, **settings) as started:
         yield started
 
 
 def waits(wire: Wire, job: str, *reasons: RunWaitReason | None) -> Any:
-    """Wait until the run waits for one of the reasons; what it says of that."""
+    """Wait until the run waits for one of the reasons; what it says of that. If it never does, the
+    failure tells what was read instead."""
+    seen: list[tuple[Any, ...]] = []
 
     def look() -> Any:
-        waiting = wire.latest_run(job).get("waiting", {})
+        run = wire.latest_run(job)
+        waiting = run.get("waiting", {})
+        word = (run["status"], waiting.get("reason"), waiting.get("others"))
+        if word not in seen[-1:]:
+            seen.append(word)
         return (waiting,) if waiting.get("reason") in reasons else None
 
-    return waiting_for(look, f"the run waits because of {reasons}")[0]
+    try:
+        return waiting_for(look, f"the run waits because of {reasons}")[0]
+    except AssertionError as error:
+        error.add_note(f"it was {seen}")
+        raise
 
 
 @contextmanager
@@ -101,7 +116,7 @@ def test_a_ledger_that_was_begun_anew(running: RoleFleet) -> None:
 def test_workers_that_die_one_after_the_other(running: RoleFleet) -> None:
     first, second = running.workers
     with Wire(running.api) as wire:
-        urls = pages("held", 600, delay=8)
+        urls = pages("held", LONG, delay=8)
         job = wire.submit(urls, max_inflight=SLOTS + 10)["job_id"]
         until_called(running, urls, SLOTS + 5)
         told(wire, running.api, job, R.MAX_INFLIGHT)

@@ -49,7 +49,7 @@ def figures() -> Figures:
 @pytest.fixture(scope="module")
 def passed() -> Sequence[str]:
     """The files that one URL passes, which takes a while to find out."""
-    return files_one_url_passes()
+    return files_one_url_passes(most=MOST_PASSED)
 
 
 # -- bounds --

@@ -29,6 +29,11 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def room_for_calls() -> None:
+    """Leave the ledgers as large as they are: these tests fill one."""
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "calls"

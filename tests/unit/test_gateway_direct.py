@@ -171,7 +171,7 @@ async def test_an_answer_that_is_none_is_retried(
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         group.start_soon(listener.serve, answer)
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        failed = await failure(gateway, f"http://127.0.0.1:{port}/", timeout=10.0)
+        failed = await failure(gateway, f"http://127.0.0.1:{port}/", timeout=SECONDS)
         group.cancel_scope.cancel()
     await listener.aclose()
     assert (failed.problem.code, failed.retryable) == (code, True)

@@ -17,6 +17,7 @@ from conveyor.testing.gateway_server import GatewayServer
 from conveyor.wire.client import HttpClient
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.resolver import Lookup
+from tests.patient import SECONDS
 
 STANDS_FOR_PUBLIC = "127.0.0.2"
 
@@ -37,7 +38,7 @@ def port_of(server: GatewayServer) -> str:
 
 
 async def body_of(gateway: DirectGateway, url: str) -> bytes:
-    async with gateway.scrape(ScrapeRequest(url, "key", timeout=5.0)) as success:
+    async with gateway.scrape(ScrapeRequest(url, "key", timeout=SECONDS)) as success:
         assert isinstance(success.content, bytes)
         return success.content
 
@@ -152,7 +153,7 @@ async def test_a_name_is_resolved_once_and_connected_to_as_it_was_checked(
     client = HttpClient(connections=1, admits=STANDS_FOR_PUBLIC.__eq__, lookup=lookup)
     url = f"http://rebind.test:{port_of(server)}/t/x"
     with pytest.raises(TransportError) as caught:
-        await client.send("GET", url, headers={}, body=None, timeout=5.0)
+        await client.send("GET", url, headers={}, body=None, timeout=SECONDS)
     assert (asked, caught.value.trouble) == (["rebind.test"], TransportTrouble.UNREACHABLE)
     await client.aclose()
     assert server.connections == 0
@@ -173,7 +174,7 @@ async def test_a_name_that_turns_private_is_refused_when_it_is_resolved_again(
     troubles = []
     for client in (fresh(), fresh()):
         with pytest.raises(TransportError) as caught:
-            await client.send("GET", url, headers={}, body=None, timeout=5.0)
+            await client.send("GET", url, headers={}, body=None, timeout=SECONDS)
         troubles.append(caught.value.trouble)
         await client.aclose()
     assert troubles == [TransportTrouble.UNREACHABLE, TransportTrouble.REFUSED]
@@ -193,7 +194,7 @@ async def test_the_peer_is_checked_before_a_byte_is_sent(server: GatewayServer) 
     client = HttpClient(connections=1, admits=admits, lookup=always("127.0.0.1"))
     with pytest.raises(TransportError) as caught:
         await client.send(
-            "GET", f"http://a.test:{port_of(server)}/t/x", headers={}, body=None, timeout=5.0
+            "GET", f"http://a.test:{port_of(server)}/t/x", headers={}, body=None, timeout=SECONDS
         )
     assert caught.value.trouble is TransportTrouble.REFUSED
     assert peers == ["127.0.0.1", "127.0.0.1"]

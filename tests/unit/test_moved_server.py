@@ -15,6 +15,7 @@ from conveyor.clock import ManualClock
 from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.domain.model import Run, RunStats, RunStatus
 from conveyor.ports.idle import Due
+from tests.patient import SECONDS
 
 START = 1_800_000_000_000
 
@@ -69,7 +70,7 @@ async def test_a_run_that_somebody_looked_at_moves_the_clock() -> None:
     moving = Moving()
     async with moving.going():
         moving.server.note_look(run())
-        with anyio.fail_after(10):
+        with anyio.fail_after(SECONDS):
             await moving.woken.wait()
 
 
@@ -118,7 +119,7 @@ async def test_a_move_that_fails_is_followed_by_the_next(
 
     server.server.clock.watch(due)
     async with server.going():
-        with anyio.fail_after(10):
+        with anyio.fail_after(SECONDS):
             server.server.note_look(run())
             await server.woken.wait()
     assert "no rest" in caplog.text

@@ -18,7 +18,7 @@ from tests.unit.test_pipeline import StagedWork
 A, B = "a.example:443", "b.example:443"
 SLOTS = 10
 TASKS = 30
-SOON = 20.0
+SOON = 8.0
 """Seconds, fewer than a visibility timeout: a message that was forgotten does not come by then."""
 
 

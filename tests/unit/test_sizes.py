@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 from collections.abc import Iterator
 
 from tests.architecture.figures import MOST_LINES
@@ -11,11 +13,8 @@ from tests.architecture.source import PACKAGE, ROOT, code_lines, statements
 from tests.disk import files_below
 
 FUNCTION_LINES = 50
-MODULES = sorted(
-    path
-    for folder in ("conveyor", "bench", "tests", "scripts")
-    for path in files_below(ROOT / folder, ".py")
-)
+FOLDERS = ("bench", "conveyor", "scripts", "tests")
+MODULES = sorted(path for folder in FOLDERS for path in files_below(ROOT / folder, ".py"))
 
 
 def too_long(source: str) -> Iterator[str]:
@@ -34,7 +33,20 @@ def test_every_room_is_measured() -> None:
     parts = [path.relative_to(ROOT).with_suffix("").parts for path in MODULES]
     rooms = {names[1] for names in parts if names[0] == PACKAGE}
     assert set(read_layers().level) <= rooms
-    assert {names[0] for names in parts} == {"conveyor", "bench", "tests", "scripts"}
+    assert {names[0] for names in parts} == set(FOLDERS)
+
+
+def test_the_linters_look_at_what_is_ours_and_at_nothing_that_somebody_keeps_beside_it() -> None:
+    script = (ROOT / "scripts" / "lint").read_text()
+    found = re.search(r"^ours=\((.+)\)$", script, re.MULTILINE)
+    assert found is not None
+    assert tuple(found[1].split()) == FOLDERS
+    for called in re.findall(r"^ruff .+", script, re.MULTILINE):
+        assert '"${ours[@]}"' in called
+    if (ROOT / ".git").exists():
+        listed = ["git", "-C", str(ROOT), "ls-files", "*.py"]
+        kept = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+        assert {path.partition("/")[0] for path in kept.splitlines()} == set(FOLDERS)
 
 
 def test_no_module_and_no_function_outgrows_its_bound() -> None:

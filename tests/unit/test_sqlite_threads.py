@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -27,7 +28,10 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqliteStore]:
+    # Else the thread depends on how busy the machine is: a write that took long sends the next ones
+    # to the other.
+    monkeypatch.setattr("conveyor.aio.concurrency.SLOW", math.inf)
     opened = await open_store(tmp_path / "conveyor.db", now=0)
     await opened.database.write(lambda writer: None)
     yield opened
