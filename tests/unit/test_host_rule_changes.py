@@ -11,7 +11,8 @@ from conveyor.domain.hosts import HostPattern, HostRules, host_key
 from conveyor.domain.model import DispatchableRun
 from conveyor.ports.pacing import NOTHING_ELSE, Booking
 from tests.unit.dispatch_world import World
-from tests.unit.test_host_lanes import A, B, booked, most_in_flight, starts_of, world
+from tests.unit.test_empty_lanes import booked
+from tests.unit.test_host_lanes import A, B, most_in_flight, starts_of, world
 
 LATER = 0.6
 """Seconds within which each worker has looked at the rules."""
@@ -58,7 +59,7 @@ async def test_a_start_that_is_booked_while_a_rate_goes_is_not_waited_for() -> N
             bench.limits = HostRules()
         return found
 
-    bench._hosts_of = unknown  # type: ignore[method-assign]
+    bench._hosts_of = unknown  # type: ignore[assignment, method-assign]
     bench.queues._task_hosts = unknown
     bench.pacing.book = booking  # type: ignore[method-assign]
     async with bench.running():
