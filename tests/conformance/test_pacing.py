@@ -5,12 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 import anyio
 import pytest
 import redis
 
 from conveyor.dev.pacing import MemoryPacing, MemoryRobots
+from conveyor.dev.permits import MemoryPermits
+from conveyor.gateway.direct import DirectGateway
+from conveyor.gateway.robots import RobotsGateway
+from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.ports.pacing import CEILING_LASTS, HORIZON, IDLE, NOTHING_ELSE, Booking, Pacing
 from conveyor.ports.robots import MOST_KEPT, RobotsFiles
 from conveyor.prod.dynamodb.permits import CLOCKS_APART, DynamoPacing, DynamoRobots
@@ -19,6 +24,7 @@ from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import FakeClock
 from tests.conformance.emulators import address
 from tests.conformance.permit_servers import dynamo_permits, permits_table
+from tests.unit.test_robots import FILE, LETTERS, Site, running
 
 STEP = 0.25
 ASK_AGAIN = 0.05
@@ -386,6 +392,39 @@ async def test_the_file_of_an_origin_is_there_until_its_time_is_over(
     if not isinstance(port, RedisRobots):  # which goes by its own time
         await clock.advance(50.0)
         assert await port.find(one) is None
+
+
+async def test_workers_read_a_large_file_of_each_other_in_pieces(
+    files: tuple[RobotsFiles, FakeClock],
+) -> None:
+    port, clock = files
+    permits, random = MemoryPermits(clock), Random(1)
+
+    async def get(path: str) -> Success | ScrapeFailed:
+        """Make a call by a worker that has read nothing yet."""
+        direct = DirectGateway(clock, allow_private=True)
+        worker = RobotsGateway(direct, port, permits, clock, lease=30.0)
+        try:
+            async with worker.scrape(ScrapeRequest(site.url(path), "key", heeds_robots=True)) as it:
+                return it
+        except ScrapeFailed as failed:
+            return failed
+        finally:
+            await worker.aclose()
+
+    rules = "".join(f"Disallow: /{''.join(random.choices(LETTERS, k=170))}\n" for _ in range(2_800))
+    async with running(Site(f"User-agent: *\n{rules}Disallow: /x\n")) as site:
+        origin = site.url("")
+        assert isinstance(await get("/x"), ScrapeFailed)
+        kept = [await port.find(name) for name in (origin, f"{origin} 1", f"{origin} 2")]
+        assert [one is not None and len(one.content) > 0 for one in kept] == [True, True, False]
+        assert isinstance(await get("/x"), ScrapeFailed)
+        assert isinstance(await get("/a"), Success)
+        assert site.asked == [FILE, "/a"], "the others found all of it"
+        assert kept[0] is not None
+        await port.keep(f"{origin} 1", b"1234another", kept[0].left)
+        assert isinstance(await get("/x"), ScrapeFailed)
+        assert site.asked == [FILE, "/a", FILE], "a piece was another file's"
 
 
 async def test_a_worker_that_comes_later_goes_by_its_wall_clock_too() -> None:
