@@ -524,6 +524,40 @@ async def test_slow_hosts_use_their_starts_though_the_slots_are_taken(
     assert made.total() >= 8 * 200.0 / 2.4, "two slots of ten are kept at most"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("slots", "rate", "seconds", "jitter"),
+    [
+        (5, 0.5, 2.4, 0.0),
+        pytest.param(5, 0.2, 2.4, 0.3, marks=pytest.mark.extended),
+        pytest.param(10, 0.5, 2.4, 0.3, marks=pytest.mark.extended),
+    ],
+)
+async def test_a_slow_host_takes_little_more_of_the_slots_than_its_calls_last(
+    slots: int, rate: float, seconds: float, jitter: float
+) -> None:
+    async def made(hosts: tuple[str, ...]) -> Counter[str]:
+        chance = Random(1)
+        bench = World(
+            slots=slots,
+            duration=lambda _: seconds * (1 + jitter * chance.uniform(-1, 1)),
+            limits=HostRules(patterns={"s2.polite": HostPattern(rate=rate)}),
+        )
+        bench.queues._window = 10_000
+        async with bench.running():
+            await bench.submit("a", 6_000, hosts=hosts, lanes=(SLOW,) if SLOW in hosts else ())
+            await bench.clock.advance(20.0)
+            before = len(bench.starts)
+            await bench.clock.advance(200.0)
+        return Counter(url for _, url in bench.starts[before:])
+
+    alone, both = await made((A,)), await made((A, A, A, SLOW))
+    slow = both[f"https://{SLOW}/"]
+    assert slow >= 0.95 * 200.0 * rate
+    assert alone[URL_A] - both[URL_A] <= 1.6 * slow
+
+
 async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
     None
 ):
