@@ -52,8 +52,8 @@ async def _show_none(_deliveries: Sequence[Delivery], _seconds: float) -> None:
 class HostWaits:
     """The messages that wait, each in a coroutine of its own; and those that were hidden until a
     place in a line, which come sooner once the rules let their host be called more often: `show`
-    has messages come after so many seconds, and `hastened` is told of each. `working` are those that
-    are worked.
+    has messages come after so many seconds, and `hastened` is told of each. `working` are those in
+    work.
 
     `go_on` takes one whose host is free, or that has a place in its line, in seconds; `give_up`
     those whose wait was cancelled.
