@@ -558,6 +558,33 @@ async def test_a_slow_host_takes_little_more_of_the_slots_than_its_calls_last(
     assert alone[URL_A] - both[URL_A] <= 1.6 * slow
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("lanes", [(A, B), ()])
+async def test_a_host_that_refuses_slows_no_other_of_its_run(lanes: tuple[str, ...]) -> None:
+    async def ends(hosts: tuple[str, ...]) -> float:
+        chance = Random(0)
+        bench = World(
+            slots=10,
+            duration=lambda _: 2.0 + chance.uniform(-1, 1),
+            workers=2,
+            limits=HostRules(limit=3),
+        )
+        bench.queues._window = 10_000
+        of_b: list[float] = []
+        async with bench.running():
+            here = tuple(host for host in lanes if host in hosts)
+            await bench.submit("a", 60 * len(hosts), hosts=hosts, lanes=here)
+            await bench.clock.advance(1.0)
+            await bench.pacing.close(host_key(A), 600.0)
+            while len(of_b) < 60:
+                await bench.clock.advance(0.25)
+                of_b = starts_of(bench, f"https://{B}/")
+        return max(of_b)
+
+    assert await ends((A, B)) <= 1.05 * await ends((B,))
+
+
 async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
     None
 ):
