@@ -148,7 +148,10 @@ async def booked_in_turn(
     return sorted(starts)
 
 
-@pytest.mark.parametrize(("interval", "count"), [(2.0, 1), (0.125, 8)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("interval", "count"), [pytest.param(2.0, 1, marks=pytest.mark.extended), (0.125, 8)]
+)
 async def test_little_is_lost_however_unluckily_workers_take_turns(
     interval: float, count: int
 ) -> None:
@@ -161,6 +164,7 @@ async def test_little_is_lost_however_unluckily_workers_take_turns(
     assert sum(start < seconds for start in starts) >= 0.95 * seconds / interval
 
 
+@pytest.mark.slow
 async def test_a_clock_that_stood_still_is_compared_anew() -> None:
     clock = FakeClock(seed=2)
     view = views(clock)
