@@ -272,6 +272,8 @@ class MemoryTable:
             case "get_item":
                 found = self.items.get(_place(parameters["Key"]))
                 return {} if found is None else {"Item": found}
+            case "batch_get_item":
+                return self._get_many(parameters)
             case "query":
                 return self._query(parameters)
             case "transact_write_items":
@@ -299,6 +301,15 @@ class MemoryTable:
         self.items[place] = item
         self._sizes[place] = size_of(item)
         self._by_partition.setdefault(place[0], set()).add(place[1])
+
+    def _get_many(self, parameters: Parameters) -> dict[str, Any]:
+        found = {
+            name: [
+                self.items[place] for key in asked["Keys"] if (place := _place(key)) in self.items
+            ]
+            for name, asked in parameters["RequestItems"].items()
+        }
+        return {"Responses": found}
 
     def _query(self, parameters: Parameters) -> dict[str, Any]:
         values = parameters["ExpressionAttributeValues"]
@@ -342,6 +353,10 @@ class MemoryTable:
         elif operation == "get_item":
             place = _place(parameters["Key"])
             taken["r", place[0]] += max(1, ceil(self._sizes.get(place, 0) / 4_096))
+        elif operation == "batch_get_item":
+            for asked in parameters["RequestItems"].values():
+                for place in map(_place, asked["Keys"]):
+                    taken["r", place[0]] += max(1, ceil(self._sizes.get(place, 0) / 4_096))
         elif operation == "transact_write_items":
             for part in parameters["TransactItems"]:
                 [body] = part.values()

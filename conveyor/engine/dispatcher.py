@@ -166,6 +166,7 @@ class Dispatcher:
         planner, clock, give_up = self._planner, self._clock, self._in_hand.give_up
         waits = HostWaits(turns, planner, clock, self._spawn, give_up, self._go_on)
         waits.show, waits.hastened = returns.show, self.lanes.hasten_row
+        waits.working = self._working
         self._in_hand.forgotten = waits.leave_lines
         return waits
 

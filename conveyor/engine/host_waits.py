@@ -22,7 +22,9 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.queues import Delivery
 
 KEEP_AGAIN = 0.25
-"""Seconds after which another slot may be kept, once as many are as may be."""
+"""Most seconds after which a worker looks again whether a slot is to be kept."""
+SPREADS = 2.0
+"""Mean differences from the mean time of a call by which most calls end later at most."""
 MOST_HIDDEN = 5_000
 """Hidden messages whose receipts a worker keeps, to let them come sooner."""
 ASK_PAUSE = 1.0
@@ -50,7 +52,8 @@ async def _show_none(_deliveries: Sequence[Delivery], _seconds: float) -> None:
 class HostWaits:
     """The messages that wait, each in a coroutine of its own; and those that were hidden until a
     place in a line, which come sooner once the rules let their host be called more often: `show`
-    has messages come after so many seconds, and `hastened` is told of each.
+    has messages come after so many seconds, and `hastened` is told of each. `working` are those in
+    work.
 
     `go_on` takes one whose host is free, or that has a place in its line, in seconds; `give_up`
     those whose wait was cancelled.
@@ -76,6 +79,7 @@ class HostWaits:
         self._elsewhere = set[str]()
         self._rules = turns.policies.current
         self._is_hastening = False
+        self.working: Mapping[str, InHand] = {}
         self.show: Callable[[Sequence[Delivery], float], Awaitable[None]] = _show_none
         self.hastened: Callable[[str, float, float, float], None] = lambda *_moments: None
 
@@ -284,11 +288,27 @@ class HostWaits:
         kept for it: with all of them taken its start would pass."""
         is_slow = message.is_kept and turn.pace is not None and turn.pace.is_slow
         seconds = self._planner.call_seconds if is_slow else NEAR
+        step = min(KEEP_AGAIN, seconds / 10)
         while seconds > NEAR and not message.slot_kept:
             await self._turns.be_near(turn, seconds)
-            message.slot_kept = self._planner.reserve(message.lane)
-            seconds -= KEEP_AGAIN
+            if not self._frees_another(turn, step):
+                message.slot_kept = self._planner.reserve(message.lane)
+            seconds -= step
         await self._turns.be_near(turn)
+
+    def _frees_another(self, turn: Turn, step: float) -> bool:
+        """Tell whether a call that will end later than in a moment will most likely have ended when
+        a message needs its slot: the next free slot need not be kept for it yet."""
+        now = self._clock.monotonic()
+        if turn.start is None:
+            return False
+        free = 0
+        for message in self.working.values():
+            lane = message.lane
+            ends = message.began + lane.task_seconds
+            if message.has_slot and ends - now > step:
+                free += ends + SPREADS * lane.task_spread < turn.start - NEAR
+        return free > self._planner.reserved
 
     def _end(self, message: InHand) -> None:
         del self._scopes[message]

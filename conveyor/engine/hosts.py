@@ -552,14 +552,23 @@ class MessageTurns(HostTurns):
         if turn.start is not None:
             return True
         try:
-            starts = await self._paces.book(pace, 1)
+            starts = await self._paces.book(pace, self._worth(turn, pace))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.release(turn)
             raise
-        if starts:
-            turn.start = starts[0]
-        return bool(starts)
+        for later in starts[1:]:
+            pace.keep(later)
+        turn.start = starts[0] if starts else None
+        return turn.start is not None
+
+    def _worth(self, turn: Turn, pace: HostStarts) -> int:
+        """Return how many starts to book for the messages that wait with this one: they take the
+        others out of the hand, those for which there are permits."""
+        if not pace.interval:
+            return 1
+        spare = min((lease.spare for lease in turn.leases), default=pace.knocking)
+        return max(1, min(pace.knocking, spare + 1, math.ceil(AHEAD / pace.interval)))
 
     async def _place(self, turn: Turn, pace: HostStarts) -> float:
         """Take a place in the line of a host; return the seconds until it comes."""

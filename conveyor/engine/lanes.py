@@ -144,6 +144,7 @@ class Lane:
         "scopes",
         "share",
         "task_seconds",
+        "task_spread",
         "turn",
         "turned",
         "unsettled",
@@ -183,7 +184,7 @@ class Lane:
         self.buffer: deque[tuple[Delivery, float]] = deque()
         self.refilling = 0
         self.scopes: set[CancelScope] = set()
-        self.task_seconds = 0.0
+        self.task_seconds = self.task_spread = 0.0
         self.empties = 0
         self.empty_since: float | None = None
         self.lost_since: float | None = None
@@ -275,8 +276,10 @@ class Lane:
             self.lost_since = now
 
     def took(self, seconds: float) -> None:
-        """Note how long one of its tasks took."""
+        """Note how long one of its tasks took, and by how much that is off the mean."""
         if self.task_seconds:
+            off = abs(seconds - self.task_seconds)
+            self.task_spread += TASK_SECONDS_WEIGHT * (off - self.task_spread)
             self.task_seconds += TASK_SECONDS_WEIGHT * (seconds - self.task_seconds)
         else:
             self.task_seconds = seconds

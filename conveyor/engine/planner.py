@@ -420,6 +420,11 @@ class Planner:
         seconds = max((lane.task_seconds for lane in self._lanes if lane.busy), default=0.0)
         return min(seconds, MOST_KEPT)
 
+    @property
+    def reserved(self) -> int:
+        """The slots that are kept."""
+        return self._reserved
+
     def reserve(self, lane: Lane) -> bool:
         """Keep the next free slot for a message whose start is near; return whether that may be:
         most slots are for whatever comes."""

@@ -21,7 +21,7 @@ from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoRobots, DynamoWorkers, LeasedPacing
+from conveyor.prod.dynamodb.permits import DynamoPacing, DynamoPermits, DynamoRobots, DynamoWorkers
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store
@@ -268,9 +268,9 @@ def _permits(
 
 def _pacing(
     options: ProdOptions, table: Table, server: RedisServer | None, clock: Clock
-) -> RedisPacing | LeasedPacing:
+) -> RedisPacing | DynamoPacing:
     if options.ledger == "dynamodb" or server is None:
-        return LeasedPacing(DynamoPermits(table, clock), table, clock)
+        return DynamoPacing(DynamoPermits(table, clock), table, clock)
     return RedisPacing(server, clock, environment=options.environment)
 
 

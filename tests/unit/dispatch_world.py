@@ -26,6 +26,7 @@ from conveyor.engine.telemetry import LOOK, Telemetry
 from conveyor.engine.worker import Worker
 from conveyor.ports.gateway import Postponed
 from conveyor.ports.handler import ACKNOWLEDGE, Handler, Outcome, Throttled
+from conveyor.ports.pacing import Pacing
 from conveyor.ports.permits import LeaseRequest, LedgerState, Permits
 from conveyor.ports.queues import Delivery, TaskMessage
 from conveyor.ports.records import DispatchChange
@@ -191,7 +192,8 @@ class Member:
         tasks: Handler = world.tasks
         if world.policies is not None:
             assert isinstance(self.policy, ReservePolicy)
-            self.policy.hosts = HostPaces(world.pacing, world.policies, world.clock)
+            pacing = world.pacing_of_worker()
+            self.policy.hosts = HostPaces(pacing, world.policies, world.clock)
             self.turns = MessageTurns(self.policy.hosts, self.policy, world.clock)
             tasks = PoliteWork(world, self.turns)
         self.dispatcher = Dispatcher(
@@ -250,6 +252,7 @@ class World:
         bounces: Bounces = BOUNCES,
         work: Callable[[FakeClock, Callable[[Delivery], float]], Work] = Work,
         limits: HostRules | None = None,
+        pacing: Callable[[FakeClock], Callable[[], Pacing]] | None = None,
         **settings: object,
     ) -> None:
         self.clock = FakeClock(seed=7)
@@ -260,6 +263,8 @@ class World:
         self.limits = limits or HostRules()
         self.policies = None if limits is None else HostPolicies(lambda: self.limits)
         self.pacing = MemoryPacing(self.clock)
+        # Workers have one pacing in common, or each a view of its own on a ledger.
+        self.pacing_of_worker = pacing(self.clock) if pacing else lambda: self.pacing
         self.starts: list[tuple[float, str]] = []
         self.admit: Callable[[str], Awaitable[float | None]] = _no_robots
         self.queues = SlowQueues(

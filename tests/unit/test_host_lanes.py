@@ -387,6 +387,67 @@ async def test_slow_hosts_use_their_starts_though_the_slots_are_taken(
     assert made.total() >= 8 * 200.0 / 2.4, "two slots of ten are kept at most"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("slots", "rate", "seconds", "jitter"),
+    [
+        (5, 0.5, 2.4, 0.0),
+        pytest.param(5, 0.2, 2.4, 0.3, marks=pytest.mark.extended),
+        pytest.param(10, 0.5, 2.4, 0.3, marks=pytest.mark.extended),
+    ],
+)
+async def test_a_slow_host_takes_little_more_of_the_slots_than_its_calls_last(
+    slots: int, rate: float, seconds: float, jitter: float
+) -> None:
+    async def made(hosts: tuple[str, ...]) -> Counter[str]:
+        chance = Random(1)
+        bench = World(
+            slots=slots,
+            duration=lambda _: seconds * (1 + jitter * chance.uniform(-1, 1)),
+            limits=HostRules(patterns={"s2.polite": HostPattern(rate=rate)}),
+        )
+        bench.queues._window = 10_000
+        async with bench.running():
+            await bench.submit("a", 6_000, hosts=hosts, lanes=(SLOW,) if SLOW in hosts else ())
+            await bench.clock.advance(20.0)
+            before = len(bench.starts)
+            await bench.clock.advance(200.0)
+        return Counter(url for _, url in bench.starts[before:])
+
+    alone, both = await made((A,)), await made((A, A, A, SLOW))
+    slow = both[f"https://{SLOW}/"]
+    assert slow >= 0.95 * 200.0 * rate
+    assert alone[URL_A] - both[URL_A] <= 1.6 * slow
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("lanes", [(A, B), ()])
+async def test_a_host_that_refuses_slows_no_other_of_its_run(lanes: tuple[str, ...]) -> None:
+    async def ends(hosts: tuple[str, ...]) -> float:
+        chance = Random(0)
+        bench = World(
+            slots=10,
+            duration=lambda _: 2.0 + chance.uniform(-1, 1),
+            workers=2,
+            limits=HostRules(limit=3),
+        )
+        bench.queues._window = 10_000
+        of_b: list[float] = []
+        async with bench.running():
+            here = tuple(host for host in lanes if host in hosts)
+            await bench.submit("a", 60 * len(hosts), hosts=hosts, lanes=here)
+            await bench.clock.advance(1.0)
+            await bench.pacing.close(host_key(A), 600.0)
+            while len(of_b) < 60:
+                await bench.clock.advance(0.25)
+                of_b = starts_of(bench, f"https://{B}/")
+        return max(of_b)
+
+    assert await ends((A, B)) <= 1.05 * await ends((B,))
+
+
 async def test_a_ledger_that_is_away_is_not_asked_at_once_for_a_message_that_has_come_free() -> (
     None
 ):

@@ -1,6 +1,6 @@
 """The permits port on DynamoDB: one ledger row a job, changed by conditional writes. It compares no
-wall clocks. For a fleet without Redis, the pacing port, over this ledger, the robots port, and the
-workers port, one row a worker, are here too.
+wall clocks. For a fleet without Redis, the pacing port, a row of starts a host, the robots port,
+and the workers port, one row a worker, are here too.
 
 **The row.** `entries` maps each holder to its count, sequence, want, lease and `stamp`, a text that
 no other write has. `generation` is the stamp of the last write that added permits.
@@ -42,6 +42,7 @@ from __future__ import annotations
 import math
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +82,7 @@ from conveyor.prod.dynamodb.schema import (
     WORKERS,
     Key,
     host_row_key,
+    host_starts_key,
     permits_key,
     robots_row_key,
     worker_key,
@@ -303,50 +305,116 @@ class DynamoPermits:
 
 # -- starts of hosts --
 
-START_KEY, LINE_KEY = "start:", "line:"
-"""Begin the names of the ledger's entries."""
+LINE_KEY = "line:"
+"""Begins the names of the ledger's entries of workers that share a host."""
 LINE_LEASE = 60.0
 """Seconds for which a worker counts among those that share a host."""
-TURN = 4.0
-"""Seconds after which a worker lets others have the starts of a host that they share."""
-REST = 0.5
-"""Seconds for which it asks for none then: longer than others wait between two questions."""
-CALL_TAKES = 0.1
-"""Seconds that a call of the ledger is taken to last, before one has lasted longer."""
+PATIENCE = 2.0
+"""Seconds for which a worker waits until it can take all the starts that it wants."""
+DRIFT = 0.0001
+"""Seconds by which two monotonic clocks may come apart in one."""
+REMEMBERED = 600.0
+"""Seconds for which a comparison of two clocks holds."""
+COMPARED_AGAIN = 30.0
+"""Seconds after which clocks are compared anew with care."""
+LOOK_PAUSE, LOOK_TIME, LOOK_SPARE = 0.02, 1.0, 0.5
+"""Least seconds between two looks for a row of another worker, and for which they go on; seconds
+before its own start at which a worker ends them."""
+JUMP = 0.05
+"""Seconds by which a wall clock that was set, or a monotonic one that stood still, changes against
+the other."""
 CLOCKS_APART = 60.0
 """Most seconds that the wall clocks of two machines may differ."""
+ROUNDED = 1e-6
+"""Seconds that are no difference."""
 MOST_WORKERS = 1_000_000
 MOST_HOSTS = 5_000
+
+
+class _Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the starts of a host that workers have: all until `ends`. `holder` wrote it, at
+    `written`; both are microseconds of its monotonic clock. `stamp` is a text that no other write
+    has."""
+
+    stamp: str
+    holder: str
+    written: int
+    ends: int
+
+    @property
+    def lasts(self) -> float:
+        """The seconds from its writing to its end."""
+        return (self.ends - self.written) / 1_000_000
+
+
+@decodes_row
+def _read_taken(item: Item) -> _Taken:
+    return msgspec.convert(item["taken"], _Taken)
+
+
+class ClockBounds:
+    """The most seconds that this worker's monotonic clock is ahead of those of others: a row that
+    somebody wrote at an instant of its own clock was seen here later than that. Uses no clock."""
+
+    def __init__(self) -> None:
+        self._seen: LRUCache[str, tuple[float, float]] = LRUCache(MOST_HOSTS)
+        self._compared_at: LRUCache[str, float] = LRUCache(MOST_HOSTS)
+
+    def is_due(self, holder: str, now: float) -> bool:
+        """Tell whether somebody's clock is to be compared with care."""
+        return bool(holder) and now - self._compared_at.get(holder, -math.inf) > COMPARED_AGAIN
+
+    def compared(self, holder: str, now: float) -> None:
+        """Note that a row was seen just after it was written."""
+        self._compared_at[holder] = now
+
+    def observe(self, holder: str, written: float, now: float) -> None:
+        """Note that a row that was written then has been seen."""
+        known = self.ahead_of(holder, now)
+        if known is None or now - written <= known:
+            self._seen[holder] = now - written, now
+
+    def ahead_of(self, holder: str, now: float) -> float | None:
+        """Return the bound for somebody's clock; None if nothing was seen of it lately."""
+        ahead, since = self._seen.get(holder, (0.0, -math.inf))
+        return ahead + DRIFT * (now - since) if now - since < REMEMBERED else None
 
 
 @dataclass(slots=True)
 class _Host:
     """A host as this worker knows it; instants are monotonic seconds of this worker.
 
-    It may start calls from `following` on, which is `apart` from its last start, that leave an
-    interval until `ends`, under a lease that
-    the ledger has forgotten by `lapsed_at`, of a turn that it has since `began`.
+    It has the starts from `following` on, which is `apart` from the last one that it used, that
+    leave an interval until `ends`. The `row` was seen first at `seen_at`; `is_own` if that is the
+    latest write of this worker, `other` is the clock of the latest one of another. It waits for
+    more starts to be free since `waits_since`.
     """
 
     following: float
     apart: float = 0.0
     ends: float = -math.inf
-    lapsed_at: float = -math.inf
-    began: float = -math.inf
-    rests_until: float = -math.inf
-    took: float = CALL_TAKES
+    row: _Taken | None = None
+    seen_at: float = -math.inf
+    is_own: bool = False
+    other: str = ""
+    waits_since: float = -math.inf
     line: HostLine = field(default_factory=HostLine)
     shared_by: int = 1
     counted_at: float = -math.inf
     asking: anyio.Lock = field(default_factory=anyio.Lock)
 
+    def following_by(self, step: float) -> float:
+        """Return the next start, no further from the last one here than a step: the rule may have
+        changed since."""
+        return self.following - self.apart + min(self.apart, step)
+
     def hasten(self, step: float) -> None:
         """Let the next start be no further from the last one here than that."""
-        if step < self.apart:
-            self.following, self.apart = self.following - self.apart + step, step
+        self.following, self.apart = self.following_by(step), min(self.apart, step)
 
     def is_idle(self, now: float) -> bool:
-        latest = max(self.following, self.lapsed_at, self.rests_until, self.line.end)
+        lasts = 0.0 if self.row is None else self.row.lasts
+        latest = max(self.following, self.seen_at + lasts, self.line.end)
         return latest < now - LINE_LEASE and not self.asking.locked()
 
 
@@ -380,14 +448,19 @@ def _read_refusals(item: Item) -> _Refusals:
     return msgspec.convert(item["refusals"], _Refusals)
 
 
-class LeasedPacing(Pacing):
-    """The pacing port over a ledger of permits without a clock, and a row for each host that has
-    refused calls.
+class DynamoPacing(Pacing):
+    """The pacing port over a table without a clock: a row for each host whose starts are taken, and
+    one for each that has refused calls.
 
-    The starts of a host are one permit, which a worker takes under a lease as long as some of them
-    take: the ledger gives it to another when it has watched that lease to its end. A worker that
-    shares the host gives it back after TURN. The line is each worker's own, paced by the rate over
-    the number of workers that share the host, which hold a permit of its line.
+    Who wants starts takes a stretch of time behind all that is taken, by a write that is refused if
+    another one came between. The row says how long after its writing that stretch ends, by the
+    clock of who wrote it. Whoever reads it later counts so long from when it first saw the row, or
+    by a bound on how far the two clocks are apart (`ClockBounds`): never too short, and too long by
+    little more than a call lasts. So no two starts are closer than their interval, as long as the
+    clocks run at about the same rate. Who dies loses what it took.
+
+    The line is each worker's own, paced by the rate over the number of workers that share the host,
+    which hold a permit of its line.
 
     A host is closed for as long as was said from the moment at which a worker first saw that. One
     that comes by later goes by its wall clock too, and by CLOCKS_APART.
@@ -401,6 +474,11 @@ class LeasedPacing(Pacing):
         self._sequence = 0
         self._hosts: dict[str, _Host] = {}
         self._sweep_at = MOST_HOSTS
+        self._clocks = ClockBounds()
+        # The name of its monotonic clock, and the seconds that the wall clock is ahead of it.
+        self._of_clock, self._ahead = "", -math.inf
+        # The seconds that the latest write took.
+        self._took = 0.0
         self._seen: LRUCache[str, tuple[str, float]] = LRUCache(MOST_HOSTS)
 
     async def book(
@@ -412,7 +490,7 @@ class LeasedPacing(Pacing):
         also: Mapping[str, float] = NOTHING_ELSE,
     ) -> Booking:
         names = {**also, host: interval}
-        known, now = await self._refusals(names), self._clock.now()
+        known, now = await self._look(names), self._clock.now()
         ceilings = [one.ceiling_at(now) for one in known.values()]
         ceiling = min(filter(None, ceilings), default=0)
         closed = [self._closed_for(name, one) for name, one in known.items()]
@@ -421,28 +499,29 @@ class LeasedPacing(Pacing):
             return Booking((), closed_for, ceiling, wanted)
         for name, one in known.items():
             names[name] = max(names[name], one.interval_at(now))
-        self._known(host).hasten(names[host])
-        paced = {name: step for name, step in names.items() if step > 0}
+        paced = {name: names[name] for name in sorted(names) if names[name] > 0}
         if not paced:
             return Booking((0.0,) * count, 0.0, ceiling, wanted)
-        # All workers ask in one order, so that no two wait for what the other one has.
-        for name in sorted(paced):
-            if not await self._has_turn(self._known(name), name, paced[name], count):
-                return Booking((), 0.0, ceiling, wanted)
-        return Booking(self._allot(paced, count), 0.0, ceiling, wanted)
+        async with AsyncExitStack() as locks:
+            # In one order, so that no two bookings wait for what the other one has.
+            for name in paced:
+                await locks.enter_async_context(self._known(name).asking)
+            self._known(host).hasten(names[host])
+            starts = self._allot(paced, count)
+            while not starts and await self._take(paced, count):
+                await self._compare_clocks(paced)
+                starts = self._allot(paced, count)
+        return Booking(starts, 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float, run: str = "") -> float:
         known = self._known(host)
         await self._count(known, host)
-        said = (await self._refusals([host])).get(host, _NONE)
+        said = (await self._look([host])).get(host, _NONE)
         step = max(interval, said.interval_at(self._clock.now()))
         now = self._clock.monotonic()
-        # The last start may have been one of a rule that is no more.
-        following = known.following - known.apart + min(known.apart, step)
-        begins = max(now + self._closed_for(host, said), following)
-        # Others may have had the starts meanwhile.
-        idle = max(IDLE, step, TURN + REST) * known.shared_by
-        if begins <= now and known.following < now - idle:
+        free_at = self._free_at(known, now, step)
+        begins = max(now + self._closed_for(host, said), free_at)
+        if begins <= now and free_at < now - max(IDLE, step):
             known.line = HostLine()
         return known.line.take(run, begins, step * known.shared_by, now) - now
 
@@ -502,61 +581,136 @@ class LeasedPacing(Pacing):
                 found[name] = state
         return found
 
-    # -- turns --
-
-    async def _has_turn(self, known: _Host, name: str, step: float, count: int) -> bool:
-        """Return whether there is a start in hand, or take a turn."""
-        async with known.asking:
-            now = self._clock.monotonic()
-            following = max(now, known.following)
-            if following <= known.ends - step:
-                return True
-            if following - now > HORIZON or now < known.rests_until:
-                return False
-            if await self._gives_way(known, name, now):
-                return False
-            starts = max(1, min(count, int(TURN / step)))
-            lease = following - now + starts * step + max(CALL_TAKES, 2 * known.took)
-            began = self._clock.monotonic()
-            state = await self._hold(START_KEY + name, limit=1, lease=lease)
-            known.took = self._clock.monotonic() - began
-            if state.granted:
-                if began > known.lapsed_at:
-                    known.began = began
-                known.ends = began + lease
-                known.lapsed_at = began + known.took + lease
-            else:
-                # Whoever has the turn gives way to those that are counted.
-                await self._count(known, name)
-            return state.granted
-
-    async def _gives_way(self, known: _Host, name: str, now: float) -> bool:
-        """Let others have the starts of a host after a turn, once the last start of it is over."""
-        is_own = now <= known.lapsed_at
-        if not is_own or now - known.began < TURN:
-            return False
-        await self._count(known, name)
-        if known.shared_by < 2:
-            return False
-        if now >= known.following:
-            await self._hold(START_KEY + name, limit=1, lease=1.0, count=0)
-            known.lapsed_at = -math.inf
-            known.rests_until = now + REST
-        return True
+    # -- starts --
 
     def _allot(self, paced: Mapping[str, float], count: int) -> tuple[float, ...]:
-        """Take the next starts that all these hosts have in hand."""
+        """Use the next starts of all these hosts that this worker has."""
         now, starts = self._clock.monotonic(), list[float]()
         hosts = [(self._known(name), step) for name, step in paced.items()]
         while len(starts) < count:
             start = max(now, *(known.following for known, _ in hosts))
-            is_over = any(start > known.ends - step for known, step in hosts)
+            is_over = any(start > known.ends - step + ROUNDED for known, step in hosts)
             if is_over or start - now > HORIZON:
                 break
             starts.append(start - now)
             for known, step in hosts:
                 known.following, known.apart = start + step, step
         return tuple(starts)
+
+    async def _take(self, paced: Mapping[str, float], count: int) -> bool:
+        """Take starts that nobody has, of all these hosts at once; return False where there are
+        none within HORIZON. What one of them has lost to another worker is taken of none."""
+        hosts = {name: self._known(name) for name in paced}
+        spacing = max(paced.values())
+        for _ in range(TRIES):
+            now = self._clock.monotonic()
+            begins = max(now, *(self._free_at(known, now) for known in hosts.values()))
+            room = HORIZON - (begins - now)
+            if room < 0:
+                return False
+            # A start that is over when the answers are there is none.
+            slack = max(0.0, now + 2 * len(hosts) * self._took - begins)
+            starts = min(count, 1 + int(room / spacing))
+            if starts < count and self._is_patient(hosts.values(), now):
+                return False
+            for name, known in hosts.items():
+                ends = begins + (starts - 1) * spacing + paced[name] + slack
+                if not await self._write(name, known, begins, ends):
+                    break
+            else:
+                return True
+        raise contention_error()
+
+    async def _compare_clocks(self, paced: Mapping[str, float]) -> None:
+        """See the next row of another worker as soon as it is written, if that was last so long ago
+        and the starts that were taken are far off: by chance it might always be seen late."""
+        for name, step in paced.items():
+            known, now = self._known(name), self._clock.monotonic()
+            until = min(now + max(LOOK_TIME, 2 * step), known.following - LOOK_SPARE)
+            while now < until and self._clocks.is_due(known.other, now):
+                await self._clock.sleep(max(LOOK_PAUSE, step / 50))
+                self._see(known, await self._table.get(host_starts_key(name)))
+                now = self._clock.monotonic()
+                if not known.is_own:
+                    self._clocks.compared(known.other, now)
+            # One that has gone is not waited for again.
+            known.other = ""
+
+    def _is_patient(self, hosts: Iterable[_Host], now: float) -> bool:
+        """Tell whether to leave the last few starts within HORIZON alone: soon there will be as
+        many as are wanted, and a little time is lost each time that starts change hands."""
+        patient = False
+        for known in hosts:
+            if now - known.waits_since > 2 * PATIENCE:
+                known.waits_since = now
+            patient = patient or (not known.is_own and now - known.waits_since < PATIENCE)
+        return patient
+
+    async def _write(self, name: str, known: _Host, begins: float, ends: float) -> bool:
+        """Take the starts of a host between two moments; return False if another write came first,
+        and see what that took."""
+        began = self._clock.monotonic()
+        taken = _Taken(
+            stamp=self._clock.new_id(),
+            holder=self._clock_name(began),
+            written=math.floor(began * 1_000_000),
+            ends=math.ceil((ends + ROUNDED) * 1_000_000),
+        )
+        item: Item = {
+            "shape": ROW_SHAPE,
+            "stamp": taken.stamp,
+            "taken": msgspec.to_builtins(taken),
+            TIME_TO_LIVE: self._clock.now() // 1_000 + ROW_TTL,
+        }
+        condition, own = "attribute_not_exists(#stamp)", {}
+        if known.row is not None:
+            condition, own = "#stamp = :own", {"own": known.row.stamp}
+        try:
+            await self._table.put(host_starts_key(name), item, condition=condition, **own)
+        except AwsRefused as refused:
+            if not refused.is_condition:
+                raise
+            found = conflicting_item(refused)
+            if found is None or found["stamp"] != taken.stamp:
+                self._see(known, found)
+                return False
+        now = self._clock.monotonic()
+        self._took = now - began
+        known.row, known.seen_at, known.is_own = taken, now, True
+        known.following, known.apart, known.ends = begins, 0.0, ends
+        return True
+
+    def _clock_name(self, now: float) -> str:
+        """Return the name by which others know this worker's monotonic clock: another one once it
+        may have stood still, with which they have not compared theirs."""
+        ahead = self._clock.now() / 1_000 - now
+        if abs(ahead - self._ahead) > JUMP:
+            self._of_clock = self._clock.new_id()
+        self._ahead = ahead
+        return self._of_clock
+
+    def _see(self, known: _Host, item: Item | None) -> None:
+        """Take in the row of an answer."""
+        row = None if item is None else _read_taken(item)
+        if row is not None and known.row is not None and row.stamp == known.row.stamp:
+            return
+        now = self._clock.monotonic()
+        known.row, known.seen_at, known.is_own = row, now, False
+        if row is not None:
+            known.other = row.holder
+            self._clocks.observe(row.holder, row.written / 1_000_000, now)
+
+    def _free_at(self, known: _Host, now: float, step: float = math.inf) -> float:
+        """Return the moment from which on nobody has starts of a host, as far as was seen, if the
+        next one is to be no further than a step from the last one here."""
+        row = known.row
+        if known.is_own or row is None:
+            return known.following_by(step)
+        ends = row.ends / 1_000_000
+        if row.holder == self._of_clock:
+            return ends
+        ahead, by_sight = self._clocks.ahead_of(row.holder, now), known.seen_at + row.lasts
+        return by_sight if ahead is None else min(by_sight, ends + ahead)
 
     async def _count(self, known: _Host, name: str) -> None:
         """Count the workers that share a host, now and then."""
@@ -583,6 +737,18 @@ class LeasedPacing(Pacing):
         return await self._permits.acquire_or_renew(request, limit=limit, lease=lease)
 
     # -- what hosts have said --
+
+    async def _look(self, hosts: Iterable[str]) -> dict[str, _Refusals]:
+        """Return what hosts have said, and see which starts are taken."""
+        said = {host_row_key(name): name for name in hosts}
+        taken = {host_starts_key(name): self._known(name) for name in hosts}
+        locked = [key for key, known in taken.items() if known.asking.locked()]
+        items = await self._table.get_many([*said, *(key for key in taken if key not in locked)])
+        for key, known in taken.items():
+            # While one is written, an answer that is older than that may come.
+            if key not in locked and not known.asking.locked():
+                self._see(known, items.get(key))
+        return {said[key]: _read_refusals(item) for key, item in items.items() if key in said}
 
     async def _refusals(self, hosts: Iterable[str]) -> dict[str, _Refusals]:
         keys = {host_row_key(name): name for name in hosts}

@@ -218,6 +218,11 @@ def host_row_key(name: str) -> Key:
     return Key(f"Host#{name}", "Host")
 
 
+def host_starts_key(name: str) -> Key:
+    """Key of the starts of a host that workers have, if there is no Redis."""
+    return Key(f"Host#{name}", "Starts")
+
+
 def robots_row_key(origin: str) -> Key:
     """Key of the robots.txt of an origin, if there is no Redis."""
     return Key(f"Robots#{origin}", "Robots")
