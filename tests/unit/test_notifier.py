@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from conveyor.dev.queues import MemoryQueues
@@ -15,6 +16,7 @@ from conveyor.domain.errors import ConveyorError, ErrorCode
 from conveyor.service import Service
 from conveyor.service.notifier import SEND_CHUNK
 from conveyor.service.reruns import TaskChoice
+from tests.patient import SECONDS
 from tests.unit.http_api import KEY, Api, open_api
 from tests.webhooks import loopback_webhooks
 
@@ -72,6 +74,21 @@ async def test_a_queue_that_is_down_fails_no_request(
     assert {one.getMessage() for one in warnings} == {"workers could not be notified of a change"}
     assert {one.__dict__["error"] for one in warnings} == {"unavailable", "ConnectionError"}
     assert "secret address" not in caplog.text
+
+
+async def test_each_write_of_tasks_tells_the_workers_of_its_run(api: Api) -> None:
+    """So that they look at once, and not at their next look at all runs."""
+
+    async def told() -> set[str]:
+        with anyio.fail_after(SECONDS):
+            return await api.binding.signals.wait()
+
+    job = await api.submit(1, status="open")
+    run_id = job["latest_run"]["run_id"]
+    assert await told() == {run_id}
+    path, tasks = f"/v1/jobs/{job['job_id']}/tasks", [{"url": "https://a.test/"}]
+    assert (await api.client.post(path, json={"tasks": tasks})).status_code == 200
+    assert await told() == {run_id}
 
 
 async def test_every_task_of_a_long_rerun_is_enqueued(api: Api) -> None:

@@ -42,10 +42,11 @@ from conveyor.gateway.targets import parse_target
 from conveyor.handlers.refusals import HostAnswers
 from conveyor.ports.gateway import Postponed, ScrapeFailed, ScrapeRequest, Success
 from conveyor.ports.robots import MOST_KEPT
+from conveyor.service.submit import READ_HERE
 from conveyor.settings import Settings
 from conveyor.testing.clock import FakeClock
 from tests.unit.host_tasks import work_on
-from tests.unit.http_api import Api, open_api, problem_of
+from tests.unit.http_api import KEY, Api, open_api, problem_of
 from tests.unit.wire_server import Peer, RawServer, answer, raw_server
 
 FILE = "/robots.txt"
@@ -654,9 +655,13 @@ async def test_a_gateway_that_cannot_heed_it_fails_the_task(api: Api) -> None:
         assert site.asked == []
 
 
-async def test_a_server_that_cannot_heed_it_refuses_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "size", [0, pytest.param(READ_HERE, marks=pytest.mark.slow)], ids=["small", "large"]
+)
+async def test_a_server_that_cannot_heed_it_refuses_the_job(tmp_path: Path, size: int) -> None:
+    """Whichever process reads its document."""
     async with open_api(tmp_path, heeds_robots=False) as api:
-        tasks = [{"url": "https://a.test/"}]
+        tasks = [{"url": "https://a.test/" + "a" * 1_000}] * (1 + size // 1_000)
         refused = await api.client.post("/v1/jobs", json={"tasks": tasks, **POLITE})
         problem = problem_of(refused, status=400, code="invalid_argument")
         assert "politeness.robots" in problem["detail"]
@@ -664,5 +669,13 @@ async def test_a_server_that_cannot_heed_it_refuses_the_job(tmp_path: Path) -> N
             "/v1/jobs", json={"tasks": tasks, "politeness": {"per_host": 1, "robots": False}}
         )
         assert accepted.status_code == 201
+        assert (
+            len(
+                await api.binding.jobs.list_jobs(
+                    api.service.identify(KEY).caller_id, status=None, before=None, limit=9
+                )
+            )
+            == 1
+        )
     assert can_heed_robots(Settings(gateway="direct"))
     assert not can_heed_robots(Settings(gateway="fake"))

@@ -114,6 +114,7 @@ async def handle_all(
             group.start_soon(handle, number)
         while len(gateway.calls) < calls or len(outcomes) < len(deliveries) - calls:
             assert anyio.current_time() < deadline
+            assert len(gateway.calls) <= calls
             await anyio.sleep(0.001)
         gateway.gate.set()
     return [outcomes[number] for number in range(len(deliveries))]

@@ -11,7 +11,7 @@ import pytest
 
 from conveyor.wire.errors import TransportError, TransportTrouble
 from conveyor.wire.options import read_proxy
-from conveyor.wire.response import ResponseReader
+from conveyor.wire.response import MAX_PADDING, ResponseReader
 from conveyor.wire.tls import TlsSession, client_context
 from tests.nasty.certificate import Certificate
 
@@ -72,3 +72,26 @@ def test_chunks_are_read_alike_whole_and_in_packets_of_any_size(size: int) -> No
 
     assert reader.take() == b"abcdefghijklmnopqrstuvwxyz"
     assert (reader.is_complete, reader.may_keep) == (True, True)
+
+
+def test_a_line_of_a_chunk_that_never_ends_is_bounded() -> None:
+    reader = ResponseReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4;")
+    reader.feed(b"x" * (MAX_PADDING - 100))
+    with pytest.raises(TransportError) as caught:
+        reader.feed(b"x" * 200)
+    assert caught.value.trouble is TransportTrouble.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("trailers", "is_kept"),
+    [(b"X: ab\r\n", True), (b"X: a\rb\r\n", False), (b"X: ab\n", False), (b"\rX: a\r\n", False)],
+)
+def test_a_connection_with_odd_lines_behind_its_chunks_is_not_kept(
+    trailers: bytes, is_kept: bool
+) -> None:
+    """Another reader may see another end of that answer."""
+    reader = ResponseReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    reader.feed(b"2\r\nab\r\n0\r\n" + trailers + b"\r\n")
+    assert (reader.take(), reader.is_complete, reader.may_keep) == (b"ab", True, is_kept)
