@@ -106,8 +106,9 @@ class ReservePolicy:
         host no more than there are starts, or than can be booked. An empty one is looked at while
         there are permits of the job at all: none is used."""
         if lane.is_looked_at:
-            assert self.hosts is not None
-            return 0 if self._lacking(lane, now) else self.hosts.unseen(lane, now)
+            if self._lacking(lane, now):
+                return 0
+            return 1 if self.hosts is None else self.hosts.unseen(lane, now)
         most = lane.room
         for lease in self._leases_of(lane):
             if not self._usable_at(lease, now):

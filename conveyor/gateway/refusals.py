@@ -108,7 +108,9 @@ def _spellings(secret: str) -> str:
 def _character(character: str) -> str:
     encoded = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "replace"))
     digits = "".join(f"[{d}{d.upper()}]" if d in "abcdef" else re.escape(d) for d in encoded)
-    others = [r"\+"] if character == " " else [rf"\\{character}"] if character in '"/\\' else []
+    others = [r"\+"] if character == " " else []
+    if character in '"/\\':
+        others.append(re.escape(f"\\{character}"))
     if not character.isascii():
         others.append(re.escape(json.dumps(character)[1:-1]))
     return f"(?:{'|'.join([re.escape(character), digits, *others])})"
