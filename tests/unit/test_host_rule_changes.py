@@ -58,7 +58,7 @@ async def test_a_start_that_is_booked_while_a_rate_goes_is_not_waited_for() -> N
             bench.limits = HostRules()
         return found
 
-    bench._hosts_of = unknown  # type: ignore[method-assign]
+    bench._hosts_of = unknown  # type: ignore[assignment, method-assign]
     bench.queues._task_hosts = unknown
     bench.pacing.book = booking  # type: ignore[method-assign]
     async with bench.running():
