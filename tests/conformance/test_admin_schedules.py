@@ -43,7 +43,7 @@ class Fleet:
     store: DynamoStore
 
     async def said(self) -> str:
-        """What the list says."""
+        """The lines of the list."""
         lines: list[str] = []
         assert await admin.list_schedules(self.settings, lines.append) == 0
         return "\n".join(lines)
