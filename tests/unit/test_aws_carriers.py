@@ -118,6 +118,7 @@ def test_every_call_of_its_own_is_compared() -> None:
     assert ASKED.keys() == OWN_CALLS.keys()
 
 
+@pytest.mark.slow
 async def test_both_send_the_same(stub: Stub, both: tuple[AwsClient, AwsClient]) -> None:
     for (service, operation), parameters in ASKED.items():
         for aws in both:

@@ -336,6 +336,7 @@ async def test_where_the_store_has_no_body_or_is_out_of_reach_the_server_is_aske
     ]
 
 
+@pytest.mark.slow
 async def test_a_body_without_a_link_is_fetched_once_and_others_from_the_store(
     tmp_path: Path,
 ) -> None:

@@ -121,6 +121,7 @@ def test_the_bar_fills_the_room_and_leaves_out_what_has_none() -> None:
     assert drawn(18).split() == ["40.0/100.0", "kB"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("total", [1_000_000_000, None])
 def test_the_bar_never_needs_a_second_line(total: int | None) -> None:
     for width in range(1, 120):

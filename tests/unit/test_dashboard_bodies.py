@@ -70,6 +70,7 @@ def shown(data: bytes, content_type: str, *, more: int = 0) -> str:
     return shown_text(Preview(data, len(data) + more, content_type))
 
 
+@pytest.mark.slow
 @given(data=st.binary(max_size=600) | TEXTS, content_type=TYPES | NAMED, more=st.integers(0, 1))
 def test_any_bytes_are_shown_and_never_long(data: bytes, content_type: str, more: int) -> None:
     html, is_whole = fitting_lines(shown(data, content_type, more=more), MOST_SHOWN)

@@ -267,6 +267,7 @@ async def test_a_task_of_many_attempts_shows_the_last_of_them(api: Api) -> None:
     assert html.count("· 1 s") == ATTEMPTS_SHOWN
 
 
+@pytest.mark.slow
 async def test_a_line_for_a_shell_is_whole_or_not_there(api: Api) -> None:
     page = await details(api, await api.submit(1))
 

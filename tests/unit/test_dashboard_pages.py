@@ -466,6 +466,7 @@ async def test_a_body_is_shown_as_text(
     assert shown in await preview(api, address)
 
 
+@pytest.mark.slow
 async def test_a_large_body_is_cut_and_its_page_stays_small(api: Api) -> None:
     address = await finished(api, "ü<".encode() * 7_000_000, "text/html; charset=utf-8")
     page = (await look(api, address)).text

@@ -96,6 +96,7 @@ def watched(resources: dict[str, Any]) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_each_metric_of_the_template_is_a_graph_and_no_other(
     resources: dict[str, Any], widgets: list[dict[str, Any]]
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_graph_has_the_threshold_of_its_alarm(widgets: list[dict[str, Any]]) -
     ]
 
 
+@pytest.mark.slow
 def test_its_stack_asks_for_what_the_fleet_s_stack_tells() -> None:
     made = json.loads(dashboards.cloudwatch())
     outputs = yaml.safe_load(TEMPLATE.read_text())["Outputs"].keys()

@@ -158,6 +158,7 @@ async def test_a_lane_that_has_never_given_a_message_is_asked_without_a_start() 
     assert not [asked for asked in keys if host_key(A) in asked]
 
 
+@pytest.mark.slow
 async def test_hosts_that_share_starts_do_not_each_ask_for_the_next_one() -> None:
     hosts = tuple(f"h{number}.example:443" for number in range(30))
     bench = shared(rate=0.05)

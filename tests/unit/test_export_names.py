@@ -51,6 +51,7 @@ def named(external: list[str | None], extension: str = "html") -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(external_ids, st.text(max_size=40)), max_size=40))
 def test_names_are_unique_and_portable(external: list[str | None]) -> None:
     found = named(external)

@@ -173,6 +173,7 @@ async def test_a_fourth_coding_fails_for_good(gateway: Gateway, server: GatewayS
     assert (failed.problem.code, failed.retryable) == ("too_many_codings", False)
 
 
+@pytest.mark.slow
 async def test_a_body_left_unread_frees_its_connection(server: GatewayServer) -> None:
     gateway = DirectGateway(SystemClock(), allow_private=True, connections=1)
     url = server.target("x?size=20000000")

@@ -197,6 +197,7 @@ def test_words_and_numbers_that_mean_nothing_are_ignored(query: str) -> None:
     assert read_script(f"{PAGE}?{query}") == PLAIN
 
 
+@pytest.mark.slow
 @given(st.text(max_size=100) | st.text(max_size=100).map("http://h/?".__add__))
 async def test_no_text_breaks_the_fake(url: str) -> None:
     gateway = FakeGateway(FakeClock())
@@ -219,6 +220,7 @@ async def test_the_server_tells_and_forgets_its_hits() -> None:
         assert (await client.get(f"{server.origin}/hits")).json()["total"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_the_server_is_a_program() -> None:
     process = await asyncio.create_subprocess_exec(

@@ -193,6 +193,7 @@ async def test_a_run_that_is_closed_gives_what_waits_back_at_once() -> None:
         assert bench.dispatcher.lanes.get("a") is None or not bench.dispatcher.has_work
 
 
+@pytest.mark.slow
 async def test_a_message_of_a_small_run_gets_its_turn_beside_a_large_one_elsewhere() -> None:
     bench = world(limit=1, workers=2)
     first, second = (member.dispatcher for member in bench.members)
@@ -737,6 +738,7 @@ async def test_a_run_gives_up_the_places_that_a_worker_which_died_had_in_the_lin
         assert await bench.pacing.line_up(host_key(A), 1.0, "b") <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_messages_that_are_hidden_behind_those_of_a_closed_run_close_up(workers: int) -> None:
     bench = world(rate=10.0, seconds=0.1, workers=workers)

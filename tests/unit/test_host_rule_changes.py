@@ -69,6 +69,7 @@ async def test_a_start_that_is_booked_while_a_rate_goes_is_not_waited_for() -> N
     assert starts_of(bench) == [booked_at[1]] * 6
 
 
+@pytest.mark.slow
 async def test_a_rate_that_is_lowered_holds_for_starts_in_hand() -> None:
     bench = world(rate=10.0, seconds=0.1, workers=2)
     async with bench.running():

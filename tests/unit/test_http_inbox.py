@@ -136,6 +136,7 @@ async def test_without_the_client_its_verdict_is_null(monkeypatch: pytest.Monkey
     assert kept["verified"] == {**ALL_VALID, "client": None}
 
 
+@pytest.mark.slow
 async def test_the_newest_are_kept_and_one_name_is_emptied() -> None:
     async with opened(FakeClock()) as client:
         for number in range(MOST_REQUESTS + 5):

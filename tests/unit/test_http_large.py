@@ -90,6 +90,7 @@ async def test_no_task_is_added_while_those_of_the_submit_are_written(api: Api) 
     problem_of(added, status=409, code="run_not_terminal")
 
 
+@pytest.mark.slow
 async def test_twelve_thousand_inline_tasks(api: Api) -> None:
     body = json.dumps({"tasks": tasks_of(12_000)}).encode()
     assert len(body) > READ_HERE

@@ -27,6 +27,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.slow
 async def test_nothing_new_starts_and_what_runs_ends() -> None:
     world = World(slots=4, workers=2, duration=lambda _delivery: 10.0)
     async with world.running():

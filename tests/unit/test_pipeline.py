@@ -303,6 +303,7 @@ async def test_the_fence_reaches_claims_that_wait() -> None:
         assert work.undone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["claims that wait", "answers that are not settled"])
 async def test_renewals_cover_what_is_in_hand_before_and_after_its_call(kind: str) -> None:
     world, work = await busy_world()

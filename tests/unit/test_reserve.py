@@ -79,6 +79,7 @@ async def test_slots_that_plan_together_never_count_on_one_permit() -> None:
     assert world.broken.calls < 12
 
 
+@pytest.mark.slow
 async def test_a_ledger_in_good_health_fences_nothing() -> None:
     """For the mistake of a renewal that forgets to move the renewal time on."""
     world = World(slots=10, duration=lambda _delivery: 10 * LEASE)

@@ -474,6 +474,7 @@ VALUES = [
 ]
 
 
+@pytest.mark.slow
 def test_groups_and_rules_are_found_as_protego_finds_them() -> None:
     random = Random(3)
     urls = [f"http://h/{path}" for path in ("", "a", "a/b", "q.x", "z")]

@@ -203,6 +203,7 @@ def test_another_seed_gives_other_events() -> None:
     assert len(hashes) == 2
 
 
+@pytest.mark.slow
 def test_backends_agree_on_what_matters() -> None:
     reports = [
         simulate(replace(_scenario(tasks=300), backend=backend, seed=3)) for backend in BACKENDS
@@ -258,6 +259,7 @@ def test_a_permit_store_away_for_less_than_a_lease_is_not_noticed() -> None:
     assert short.elapsed_s < 1.5 * whole.elapsed_s
 
 
+@pytest.mark.slow
 def test_a_permit_store_away_for_longer_stops_all_calls_in_time() -> None:
     report = simulate(_scenario(PermitsDown(3.0, 50.0), tasks=600))
     _whole(report)
@@ -269,6 +271,7 @@ def test_a_permit_store_that_comes_back_empty_gives_nothing_away_twice() -> None
     _whole(report)
 
 
+@pytest.mark.slow
 def test_a_slow_gateway_takes_longer_and_a_refusing_one_is_asked_again() -> None:
     whole = simulate(_scenario())
     slow = simulate(_scenario(GatewaySlow(0.0, 30.0, 8.0)))
@@ -286,12 +289,14 @@ def test_lost_answers_and_doubled_messages_change_nothing_but_the_receives() -> 
     assert report.gateway_calls == 150
 
 
+@pytest.mark.slow
 def test_a_lost_queue_is_made_again_and_a_young_one_waited_for() -> None:
     slow = replace(FLEET, gateway=Latency(10.0, 0.3))
     _whole(simulate(_scenario(QueueLost(70.0), world=slow)))
     _whole(simulate(_scenario(YoungQueues(3.0))))
 
 
+@pytest.mark.slow
 def test_a_worker_that_boots_after_a_queue_was_lost_does_not_leave_it_empty() -> None:
     """A queue that is only opened again is there, and empty, for ever."""
     slow = replace(FLEET, gateway=Latency(10.0, 0.3))
@@ -359,6 +364,7 @@ def test_a_process_that_takes_the_place_of_one_cut_off_is_cut_off_too() -> None:
     assert report.elapsed_s > 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_bad_days_by_chance(seed: int) -> None:
     faults = random_faults(seed, workers=2, duration=30.0, cap=15)

@@ -253,6 +253,7 @@ def asked(*flags: str) -> Result:
     return CliRunner().invoke(simulate_command, ["--policy", "reserve", "--json", *flags])
 
 
+@pytest.mark.slow
 def test_the_command_tells_of_the_busiest_host() -> None:
     given = asked("--tasks", "200", "--hosts", "20", "--host-limit", "4", "--host-rate", "2")
     row = json.loads(given.stdout)

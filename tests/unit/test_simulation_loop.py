@@ -50,6 +50,7 @@ def test_time_is_exact_after_months(backend: str) -> None:
     assert (before, after) == (2.0**24, 2.0**24 + 1_001 * 2.0**-10)
 
 
+@pytest.mark.slow
 @both
 def test_sleeps_that_are_cancelled_move_no_time(backend: str) -> None:
     async def main(time: VirtualTime) -> float:

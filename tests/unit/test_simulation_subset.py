@@ -61,6 +61,7 @@ class KillSubset:
         self.taken_over = fleet.time.seconds()
 
 
+@pytest.mark.slow
 def test_a_small_fleet_serves_every_run_with_every_worker() -> None:
     job = JobPlan(tasks=1_000, cap=20)
     report = simulate(scenario(4, job, window=25.0))

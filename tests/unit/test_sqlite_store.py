@@ -162,6 +162,7 @@ async def test_a_closed_store_refuses_politely(path: Path) -> None:
     await reopened.aclose()
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_unavailable_and_passes(store: SqliteStore, world: World) -> None:
     def limit(writer: sqlite3.Connection, pages: int) -> None:
         writer.execute(f"PRAGMA max_page_count = {pages}").fetchone()

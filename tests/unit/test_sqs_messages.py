@@ -88,6 +88,7 @@ def received(body: str, not_before: dict[str, Any] | None = None) -> dict[str, A
     return made if not_before is None else {**made, "MessageAttributes": {NOT_BEFORE: not_before}}
 
 
+@pytest.mark.slow
 @given(body=anything | nearly | messages.map(msgspec.json.encode).map(bytes.decode), at=attributes)
 def test_whatever_comes_is_a_message_or_told_to_be_none(
     body: str, at: dict[str, Any] | None

@@ -252,6 +252,7 @@ def test_half_a_surrogate_pair_is_told_by_its_byte_counted_from_one(
     assert refusal(body).endswith(f"surrogate pair at byte {place}")
 
 
+@pytest.mark.slow
 def test_two_million_objects_and_lists_are_the_most() -> None:
     """They are counted before a document is read, so what holds so many may be no document."""
     assert refusal(b"[]" * 1_000_000 + b"{}" * 1_000_000 + b"[").endswith(

@@ -135,6 +135,7 @@ def test_a_fleet_that_a_run_needs_serves_it_whole() -> None:
     assert all(fleet.serving(one) == set(fleet.subsets) for one in runs)
 
 
+@pytest.mark.slow
 def test_a_run_is_served_by_as_many_as_use_its_limit_twice_over() -> None:
     few, many = run("few", limit=100), run("many", limit=1_000)
     fleet = settled(100, [few, many])

@@ -207,6 +207,7 @@ what it refills from the rows if the run `has_policy`, everybody else asks the s
 and the handler sends none: it only tells of an end."""
 
 
+@pytest.mark.slow
 def test_whatever_sends_references_names_the_hosts_where_a_policy_holds() -> None:
     found: dict[str, set[str]] = {}
     for module in read_modules().values():
