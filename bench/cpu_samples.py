@@ -67,7 +67,7 @@ class Cost(NamedTuple):
 LET_BE_SAMPLED = (
     f"import ctypes; ctypes.CDLL(None).prctl({_PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)"
 )
-"""What a Python program on Linux says to do as let_be_sampled() does, without this package."""
+"""The lines by which a Python program on Linux does the same, without this package."""
 
 
 def let_be_sampled() -> None:

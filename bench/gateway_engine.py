@@ -1,4 +1,4 @@
-"""Which HTTP client behind the gateways? The same GETs through each, plain and over TLS.
+"""HTTP clients that may be behind the gateways: the same GETs through each, plain and over TLS.
 
 Conveyor's client against bare aiohttp, which is not among its dependencies and runs in the peers'
 environment. The row of the direct gateway has the whole of it on top of the client: what addresses,

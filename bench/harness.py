@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 """The interpreter of the environment that scripts/bench makes for the peers."""
 _HEAD = re.compile(rb"\S+ (\d+) [0-9a-f]{8}\n")
-"""What stands before a body in a segment."""
+"""The line before a body in a segment."""
 Figure = float | int | str
 T = TypeVar("T")
 

@@ -38,6 +38,7 @@ from conveyor.client.output import (
     count,
     mask_credentials,
     printable,
+    to_the_second,
 )
 from conveyor.client.program import FAILED, INCOMPLETE, SUCCEEDED
 from conveyor.client.progress import describe, meter_for, view_for
@@ -173,11 +174,25 @@ async def submit_tasks(
     async with target.connect(terminal) as api:
         reply = await make_job(api, terminal, tasks, options, idempotency_key=idempotency_key)
         if not watch and out is None:
+            if options.schedule:
+                await _tell_first_fire(api, target, terminal, reply.job_id)
             await _warn_of_outage(api, target, terminal, reply)
             return SUCCEEDED
         return await follow_to_end(
             api, target, terminal, run_of(reply, server=target.named), _watching(reply.job_id, out)
         )
+
+
+async def _tell_first_fire(api: Api, target: ServerTarget, terminal: Terminal, job_id: str) -> None:
+    try:
+        job = await api.job(job_id)
+    except ClientError:
+        # The job is there, whatever became of this look.
+        return
+    if job.next_scheduled_run is not None:
+        fires = target.command("schedule", "show", job_id)
+        at = to_the_second(job.next_scheduled_run)
+        terminal.say(f"it fires first at {at} UTC; all its fires: {fires}")
 
 
 async def _warn_of_outage(

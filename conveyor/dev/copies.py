@@ -69,7 +69,7 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], _Reader]] = {
 """The readers of compressed files, by the first bytes of those: they check what they read, which
 tarfile's own do not."""
 _NAMES_AMISS = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
-"""What the system answers to names that cannot stand beside each other, or at all."""
+"""The system's answers to names that cannot stand beside each other, or at all."""
 _WAIT = 30.0
 """Seconds to wait for a moment in which the server writes nothing."""
 _PIECE = 1 << 20

@@ -23,7 +23,7 @@ MOST_LIMIT = 1_000
 MOST_PATTERNS = 10_000
 _WORDS = {"limit", "rate", "together"}
 _NO_NAME = frozenset("/@*?#\\")
-"""What a URL may hold around a host, but no host."""
+"""Characters that a URL may hold around a host, but no host."""
 
 
 def host_key(name: str, caller: str = "") -> str:

@@ -44,7 +44,7 @@ class RunWaitReason(StrEnum):
 
 
 class RunWait(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a live run waits: the first reason that holds, and the `others`.
+    """The first reason that holds for which a live run waits, and the `others`.
 
     `since` and `until` are in milliseconds since the epoch; `until` is None where nobody knows.
     """

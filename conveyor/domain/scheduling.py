@@ -92,7 +92,7 @@ class FireStatus(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """Why a fire made no run."""
+    """The reason for which a fire made no run."""
 
     PAUSED = "paused"
     RUN_LIVE = "run_live"

@@ -304,7 +304,10 @@ def _writer(export_format: ExportFormat) -> Writer:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pyarrow":
             raise
-        raise _Impossible("parquet needs the extra [parquet]") from None
+        raise _Impossible(
+            "parquet needs the extra parquet where the worker runs: "
+            "pip install 'conveyor-batch[parquet]'"
+        ) from None
     return writer
 
 

@@ -59,7 +59,7 @@ async def destroy(
     """Remove every resource. Raises ConveyorError if a worker is alive, unless that is ignored."""
     async with await open_administration(settings, SystemClock()) as administration:
         if not even_if_alive:
-            await administration.check_no_worker(_progress(say, as_json))
+            await administration.check_no_worker(_aside(say, as_json))
         async for change in administration.destroy():
             say(_json(change) if as_json else str(change))
     return FINE
@@ -68,7 +68,7 @@ async def destroy(
 async def move_ledger(settings: Settings, kind: str, say: Say, *, as_json: bool = False) -> int:
     """Move the fleet's permits to another ledger. Raises ConveyorError if a worker is alive."""
     async with await open_administration(settings, SystemClock()) as administration:
-        changed = await administration.move_ledger(kind, _progress(say, as_json))
+        changed = await administration.move_ledger(kind, _aside(say, as_json))
     if as_json:
         say(_json({"ledger": kind, "changed": changed}))
     else:
@@ -82,7 +82,7 @@ async def rebind(settings: Settings, say: Say, *, as_json: bool = False) -> int:
     Raises ConveyorError if a worker is alive.
     """
     async with await open_administration(settings, SystemClock()) as administration:
-        changed = await administration.rebind(_progress(say, as_json))
+        changed = await administration.rebind(_aside(say, as_json))
     if as_json:
         with_secret = bool(settings.secret)
         say(_json({"bucket": settings.bucket, "with_secret": with_secret, "changed": changed}))
@@ -124,8 +124,8 @@ def _fleet_pause(since: int | None, *, paused: bool, changed: bool) -> dict[str,
     return {"paused": paused, "changed": changed, "was_paused_since": was}
 
 
-def _progress(say: Say, as_json: bool) -> Say:
-    """Return what tells of a wait, which is no part of an output in JSON."""
+def _aside(say: Say, as_json: bool) -> Say:
+    """Return what says lines for people, which are no part of an output in JSON."""
     return partial(print, file=sys.stderr, flush=True) if as_json else say
 
 
@@ -291,8 +291,8 @@ async def set_schedules(
             say(_json({"job_id": job_id, "state": state, "changed": is_new}))
         else:
             say(f"{job_id} {verb if is_new else f'was {verb} already'}")
-    if not known and not as_json:
-        say("no schedule belongs to that key")
+    if not known:
+        _aside(say, as_json)("no schedule belongs to that key")
     return FINE if known else WRONG
 
 

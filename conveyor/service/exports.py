@@ -53,7 +53,8 @@ class RunExports:
         if export_format is ExportFormat.PARQUET and importlib.util.find_spec("pyarrow") is None:
             raise ConveyorError(
                 ErrorCode.INVALID_ARGUMENT,
-                "format: parquet needs the extra [parquet] on the server",
+                "format: parquet needs the extra parquet where the server runs: "
+                "pip install 'conveyor-batch[parquet]'",
             )
         now = self._context.clock.now()
         export = Export(

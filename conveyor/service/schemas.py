@@ -165,7 +165,7 @@ class OutageBody(Struct, frozen=True, kw_only=True):
 
 
 class RunWaitBody(Struct, frozen=True, kw_only=True):
-    """Why a live run waits: the first reason of the list that holds, as workers said it last."""
+    """The cause of a live run's wait: the first of the list that holds, as workers last said it."""
 
     reason: Annotated[
         str,

@@ -13,7 +13,7 @@ _NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 class TransportTrouble(StrEnum):
-    """Why an exchange brought no whole answer."""
+    """The trouble for which an exchange brought no whole answer."""
 
     UNSENDABLE = "unsendable"
     """The request cannot be written as HTTP."""

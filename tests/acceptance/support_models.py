@@ -49,7 +49,7 @@ MODELS: dict[tuple[str, str], type[BaseModel] | None] = {
     ("DELETE", f"{_JOB}/webhook"): None,
     ("POST", "/v1/webhook/test"): models.TestWebhookResponse,
 }
-"""What a success must be; None where it has no body."""
+"""The form of a success; None where it has no body."""
 
 
 def check(response: httpx.Response) -> None:

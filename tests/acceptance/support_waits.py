@@ -1,4 +1,4 @@
-"""Why a run waits, read wherever it is told: by each route that shows runs, and in a terminal."""
+"""The reasons for waits, read wherever they are told: by routes with runs, and in a terminal."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ CALENDARS = [
 
 
 def is_told(told: JobSchedule | None, schedule: Schedule) -> bool:
-    """Whether an answer has the schedule that was sent."""
+    """Tell whether an answer has the schedule that was sent."""
     return told == JobSchedule.model_validate(schedule.to_dict())
 
 

@@ -226,7 +226,7 @@ def kid_of(event: Event) -> str:
 
 
 def verifies(event: Event, *keys: HMACKeyCreated) -> bool:
-    """Whether a receiver that knows these keys takes an event, by one of the two schemes."""
+    """Tell whether a receiver with these keys takes an event, by one of the two schemes."""
     headers, body = event
     by_client = verify_webhook_signature(
         body, headers["X-Signature"], {key.kid: key.secret for key in keys}

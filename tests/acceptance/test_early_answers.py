@@ -159,7 +159,7 @@ def send_but_one_byte(upload: socket.socket, *, key: str, announced: bool) -> No
 
 
 def answered(upload: socket.socket, status: bytes) -> bool:
-    """Whether the server has answered, which must be with this status."""
+    """Tell whether the server has answered, which must be with this status."""
     readable, _, _ = select.select([upload], [], [], 0.2)
     if not readable:
         return False

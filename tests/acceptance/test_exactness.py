@@ -71,7 +71,7 @@ MIXTURE: tuple[tuple[dict[str, Any], str | None], ...] = (
 """What every tenth task asks of the gateway, and the reason for which it fails."""
 FILTERS = ("successful", "failed", "processing")
 SOURCES = ("job", "run", "runs", "list", "results")
-"""What a run is read from."""
+"""The sources from which a run is read."""
 ROUNDS = 5
 """Runs that are tried at most, until something has happened while they went on."""
 

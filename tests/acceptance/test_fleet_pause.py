@@ -34,13 +34,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleFleet]:
 
 
 def looked_at(running: RoleFleet, run_id: str) -> dict[str, Any]:
-    """What `conveyor admin run` tells a program."""
+    """The document of `conveyor admin run` for a program."""
     look: dict[str, Any] = json.loads(running.admin("run", run_id, "--json"))
     return look
 
 
 def paused_workers(running: RoleFleet) -> int:
-    """How many workers have heard that the fleet is paused."""
+    """The number of workers that have heard that the fleet is paused."""
     pages_of = [fetched(f"{one.info.metrics}/metrics").text for one in running.workers]
     return sum("conveyor_fleet_paused 1.0" in page for page in pages_of)
 

@@ -1,4 +1,4 @@
-"""Why a run waits where workers, or what they share, go away under it: read from a real fleet."""
+"""Waits of runs whose workers, or what these share, go away: read from a real fleet."""
 
 from __future__ import annotations
 

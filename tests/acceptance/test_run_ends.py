@@ -1,4 +1,4 @@
-"""What a run's queue is asked over its life: opened once, and left alone once it is dropped."""
+"""A run's queue is opened once, and left alone once it is dropped."""
 
 from __future__ import annotations
 

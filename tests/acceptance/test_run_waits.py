@@ -1,4 +1,4 @@
-"""Why a run waits, brought about on a real development server, and read from API and terminal."""
+"""Waits of runs, brought about on a real development server, and read from API and terminal."""
 
 from __future__ import annotations
 

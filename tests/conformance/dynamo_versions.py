@@ -34,7 +34,7 @@ from tests.conformance.production_store import account, dynamodb, new_name
 from tests.conformance.world import CALLER, World
 
 LATER = "added_later"
-"""What only the newer process knows: an attribute, and a field."""
+"""An attribute and a field that only the newer process knows."""
 _NOT_YET = ("shard_scheme", "external_id", "max_attempts", "result_ttl_days")
 """Fields that the older process does not know, and that have a default."""
 

@@ -42,7 +42,7 @@ VENV = ROOT / ".venv-emulators"
 TEST_KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 missing: list[str] = []
-"""Why services could not be had, each reason once."""
+"""The reasons for which services could not be had, each once."""
 
 
 def on_aws() -> bool:

@@ -43,7 +43,7 @@ class Fleet:
     store: DynamoStore
 
     async def said(self) -> str:
-        """What the list says."""
+        """The lines of the list."""
         lines: list[str] = []
         assert await admin.list_schedules(self.settings, lines.append) == 0
         return "\n".join(lines)
@@ -108,7 +108,9 @@ async def test_without_the_keys_none_is_said_to_be_known(fleet: Fleet) -> None:
     assert "known" not in said
 
 
-async def test_all_schedules_of_one_key_are_paused_and_resumed(fleet: Fleet) -> None:
+async def test_all_schedules_of_one_key_are_paused_and_resumed(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
     hers = [(await schedule_job(fleet.world, key_hash=ALICE)).job_id for _ in range(3)]
     his = (await schedule_job(fleet.world, key_hash=BOB)).job_id
     code, said = await fleet.changed(ALICE, paused=True)
@@ -130,6 +132,13 @@ async def test_all_schedules_of_one_key_are_paused_and_resumed(fleet: Fleet) -> 
         1,
         ["no schedule belongs to that key"],
     )
+    lines.clear()
+    nobody = key_hash("nobody")
+    code = await admin.set_schedules(
+        fleet.settings, lines.append, nobody, paused=True, as_json=True
+    )
+    assert (code, lines) == (1, [])
+    assert capsys.readouterr().err == "no schedule belongs to that key\n"
 
 
 async def test_resuming_notes_what_was_due_meanwhile_as_skipped(fleet: Fleet) -> None:

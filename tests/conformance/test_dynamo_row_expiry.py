@@ -40,7 +40,7 @@ async def rows(bench: Bench, job_id: str) -> list[Item]:
 
 
 async def lifetimes(bench: Bench, job_id: str) -> list[int | None]:
-    """What each row of a job has left, in milliseconds; None if it stays."""
+    """The milliseconds that each row of a job has left; None if it stays."""
     ends = [item.get(TIME_TO_LIVE) for item in await rows(bench, job_id)]
     return [None if end is None else end * 1_000 - bench.world.now for end in ends]
 
@@ -187,7 +187,7 @@ async def test_stamps_go_on_where_a_look_reached_its_bound(
 
 
 async def stamped(bench: Bench, job_id: str) -> list[int]:
-    """What the rows of a job in two shards have left, without those that stay."""
+    """The time that the rows of a job in two shards have left, without those that stay."""
     items = [item for shard in range(2) for item in await shard_rows(bench, job_id, shard)]
     return [item[TIME_TO_LIVE] * 1_000 - bench.world.now for item in items if TIME_TO_LIVE in item]
 

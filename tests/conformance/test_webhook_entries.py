@@ -199,7 +199,7 @@ async def test_an_entry_waits_for_the_webhook_under_which_its_run_ended(
     job_id, first = await world.submit(1, webhook=HOOK)
 
     async def is_owed(run_id: str) -> bool:
-        """Whether the job's present webhook waits for the end of a run."""
+        """Tell whether the job's present webhook waits for the end of a run."""
         entry = await taken(outbox, world, key(run_id))
         await outbox.reschedule_entry(entry, due_at=world.now, attempts=0)
         return entry.webhook_number == (await world.view(job_id)).job.webhook_number

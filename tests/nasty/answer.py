@@ -19,7 +19,7 @@ TO_CHUNKS = b"Transfer-Encoding: chunked"
 
 
 class End(StrEnum):
-    """What the origin does with the connection after its last byte."""
+    """The origin's ways with the connection after its last byte."""
 
     STAYS = "stays"
     FIN = "FIN"

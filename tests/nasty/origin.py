@@ -39,7 +39,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class _Gate:
-    """Where an answer waits for its caller, and its caller for the answer."""
+    """A place where an answer waits for its caller, and its caller for the answer."""
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()

@@ -1,4 +1,4 @@
-"""What other clients make of the nasty answers: curl and aiohttp, as they come."""
+"""The nasty answers read by other clients: curl and aiohttp, as they come."""
 
 from __future__ import annotations
 

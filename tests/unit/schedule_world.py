@@ -63,7 +63,7 @@ class Schedules:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """What all schedulers have counted."""
+        """The counts of all schedulers."""
         counted: dict[str, int] = {}
         for one in self.schedulers:
             for outcome, count in one.outcomes.items():

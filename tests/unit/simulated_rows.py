@@ -31,7 +31,7 @@ FIELDS = (
     "seed",
     "trace_hash",
 )
-"""What a row has, in this order."""
+"""The columns of a row, in this order."""
 
 
 def row(**changes: Any) -> Row:

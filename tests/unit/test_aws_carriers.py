@@ -100,7 +100,7 @@ async def both(stub: Stub) -> AsyncIterator[tuple[AwsClient, AwsClient]]:
 
 
 def shown(seen: Seen) -> tuple[Any, ...]:
-    """What counts of a request."""
+    """The parts of a request that count."""
     fields = {
         name: value
         for name, value in seen.fields.items()

@@ -179,6 +179,31 @@ async def test_a_submit_to_a_terminal_waits_for_the_first_call(
     assert capsys.readouterr().err == ""
 
 
+SCHEDULED = {"job_id": "J", "status": "closed", "next_scheduled_run": None}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            ok(SCHEDULED | {"next_scheduled_run": "2027-03-01T08:00:00.000Z"}),
+            "it fires first at 2027-03-01 08:00:00 UTC; all its fires: conveyor schedule show J\n",
+        ),
+        (ok(SCHEDULED), ""),
+        ((404, {}, b"{}"), ""),
+    ],
+)
+async def test_a_submit_with_a_schedule_says_when_it_fires_first(
+    answer: Answer, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(ok({"job_id": "J", "accepted_tasks": 1}), answer) as server:
+        target = ServerTarget(server.origin, KEY, Pace())
+        tasks = [SourcedTask({"url": "http://a.test/"}, "line 1")]
+        options = JobOptions(schedule={"rate": {"every": 6, "unit": "hour"}})
+        assert await submit_tasks(target, Terminal(), tasks, options) == 0
+    assert capsys.readouterr() == (f"job J: 1 task accepted for each run\n{told}", "")
+
+
 def suggested(origin: str, word: str) -> list[str]:
     command = click.Command("watch")
     context = click.Context(command)

@@ -113,7 +113,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 
 
 def draw(*states: RunReply, stream: io.StringIO, width: int) -> str:
-    """What a terminal of `width` columns shows at the end, a second and a state later each."""
+    """The end of a terminal of `width` columns, a second and a state later each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
         with BarView(stream) as view:

@@ -90,7 +90,7 @@ CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 def draw(*moves: int, width: int, total: int | None, step: str = "sending a") -> str:
-    """What the bar wrote last before it was erased, moved once a second."""
+    """Move the bar once a second; return its last text before it was erased."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm")

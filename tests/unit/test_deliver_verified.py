@@ -53,7 +53,7 @@ def metadata(chance: random.Random) -> dict[str, str]:
 
 
 def verified(received: Received, key: dict[str, Any]) -> list[bool]:
-    """What the published client, standardwebhooks and Conveyor say of a request."""
+    """The verdicts of the published client, standardwebhooks and Conveyor on a request."""
     client = verify_webhook_signature(
         received.body, received.headers["X-Signature"], {key["kid"]: key["secret"]}
     )

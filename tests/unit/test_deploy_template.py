@@ -158,7 +158,7 @@ DECIDED = {
     "CONVEYOR_PORT",
     "CONVEYOR_REGION",
 }
-"""What the template makes, and what its own network needs."""
+"""Resources that the template makes, and that its own network needs."""
 
 
 @pytest.mark.parametrize("role", ["Api", "Worker"])

@@ -172,10 +172,11 @@ async def test_parquet_without_its_extra_is_refused_by_name(
 
     response = await api.client.post(path_of(job), params={"format": "parquet"})
     detail = problem_of(response, status=400, code="invalid_argument")["detail"]
-    assert detail == "format: parquet needs the extra [parquet] on the server"
+    install = "pip install 'conveyor-batch[parquet]'"
+    assert detail == f"format: parquet needs the extra parquet where the server runs: {install}"
     assert await handler(api).handle(delivery, never) == ACKNOWLEDGE
     export = await state(api, job, export_id)
-    assert export.error == "parquet needs the extra [parquet]"
+    assert export.error == f"parquet needs the extra parquet where the worker runs: {install}"
 
 
 async def test_one_export_is_made_at_a_time_and_none_twice(api: Api) -> None:

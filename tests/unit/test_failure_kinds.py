@@ -32,7 +32,7 @@ def problem(detail: str | None, **fields: object) -> Problem:
 
 
 def detail_of(text: str | None) -> str:
-    """What is left of a detail."""
+    """The rest of a detail."""
     return failure_kind(TaskFailure.BLOCKED, problem(text)).detail
 
 

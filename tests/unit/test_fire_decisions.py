@@ -100,7 +100,7 @@ class World:
         return self.keep(with_new_schedule(self.job, look, schedule, overlap=overlap))
 
     def seen(self, *, is_live: bool = False, catch_up: int = CATCH_UP) -> FireLook:
-        """What is known now."""
+        """The facts that are known now."""
         return FireLook(
             now=self.now,
             is_live=is_live,

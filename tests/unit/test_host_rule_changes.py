@@ -43,7 +43,7 @@ async def test_a_limit_that_is_added_holds_for_what_is_in_hand(workers: int) -> 
 
 
 async def test_a_start_that_is_booked_while_a_rate_goes_is_not_waited_for() -> None:
-    """Where the host of a message is known with its call alone."""
+    """Of messages that name no host: it is known with their call alone."""
     bench = world(rate=0.5, seconds=0.1)
     book, booked_at = bench.pacing.book, list[float]()
 

@@ -1,4 +1,4 @@
-"""What the service knows of workers: their reports, read together and not too often."""
+"""The service reads the reports of workers together and not too often."""
 
 from __future__ import annotations
 

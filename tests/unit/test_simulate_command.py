@@ -27,7 +27,7 @@ from tests.unit.simulated_rows import FIELDS, row
 
 SMALL = ("--tasks", "60", "--cap", "5", "--workers", "2", "--slots", "10", "--latency", "0.5")
 AT_BEST = "6.1 s"
-"""What the calls of SMALL take with seed 0, five at a time."""
+"""The time that the calls of SMALL take with seed 0, five at a time."""
 QUESTION = Question(
     tasks=10_000,
     cap=100,

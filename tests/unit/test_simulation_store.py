@@ -63,7 +63,7 @@ def anyio_backend() -> str:
 
 
 class Reads(Protocol):
-    """What the two stores are compared by."""
+    """The figures by which the two stores are compared."""
 
     async def get_task(self, run_id: str, task_id: str) -> Task | None: ...
 

@@ -17,7 +17,7 @@ from conveyor.testing.clock import FakeClock
 from tests.conformance.world import CALLER, World
 
 MARGIN = 60_000
-"""What a reader subtracts from its mark, in milliseconds."""
+"""Milliseconds that a reader subtracts from its mark."""
 FINISHED, LIVE = 100_000, 50
 STEPS_A_RUN = 60
 """A bound on what SQLite does for one run that is found, in steps of its machine."""

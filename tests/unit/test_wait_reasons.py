@@ -1,4 +1,4 @@
-"""Why a run waits: the choice among the reasons, from the run and from what its workers said."""
+"""The choice among the reasons for which a run waits, from the run and its workers' words."""
 
 from __future__ import annotations
 

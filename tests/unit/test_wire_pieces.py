@@ -1,4 +1,4 @@
-"""What arrives together counts as if it had come apart, and costs no more memory."""
+"""Pieces that arrive together count as if they had come apart, and cost no more memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each table and column of SQLite holds, as the statements of the schema say it; and the
+"""The tables and columns of SQLite, as the statements of the schema describe them; and the
 pragmas."""
 
 from __future__ import annotations
