@@ -165,6 +165,25 @@ async def test_little_is_lost_however_unluckily_workers_take_turns(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "count", "share"),
+    [(3, 1, 0.95), pytest.param(4, 2, 0.95, marks=LATER), pytest.param(6, 1, 0.9, marks=LATER)],
+)
+async def test_workers_that_come_round_in_one_order_relay_how_far_their_clocks_are_apart(
+    number: int, count: int, share: float
+) -> None:
+    """Each of them sees soon only the rows of the one behind it, and takes its starts behind those
+    of another."""
+    clock = FakeClock(seed=1)
+    view = pacings(clock)
+    starts = await booked_in_turn(
+        clock, [view() for _ in range(number)], 0.5, seconds=300.0, count=count
+    )
+    assert min(later - earlier for earlier, later in pairwise(starts)) >= 0.5 - 1e-6
+    assert sum(60 < start < 300 for start in starts) >= share * 240 / 0.5
+
+
+@pytest.mark.slow
 async def test_a_clock_that_stood_still_is_compared_anew() -> None:
     clock = FakeClock(seed=2)
     view = views(clock)

@@ -317,6 +317,10 @@ REMEMBERED = 600.0
 """Seconds for which a comparison of two clocks holds."""
 COMPARED_AGAIN = 30.0
 """Seconds after which clocks are compared anew with care."""
+MOST_RELAYED = 12
+"""Clocks of which a worker tells others how far its own is ahead: a row stays below a unit."""
+WRITTEN_WITHIN = 10.0
+"""Most seconds from when a row was made until it was there."""
 LOOK_PAUSE, LOOK_TIME, LOOK_SPARE = 0.02, 1.0, 0.5
 """Least seconds between two looks for a row of another worker, and for which they go on; seconds
 before its own start at which a worker ends them."""
@@ -333,13 +337,14 @@ MOST_HOSTS = 5_000
 
 class _Taken(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the starts of a host that workers have: all until `ends`. `holder` wrote it, at
-    `written`; both are microseconds of its monotonic clock. `stamp` is a text that no other write
-    has."""
+    `written`; both are microseconds of its monotonic clock, which is ahead of others by no more
+    than `ahead` has. `stamp` is a text that no other write has."""
 
     stamp: str
     holder: str
     written: int
     ends: int
+    ahead: dict[str, int] = {}
 
     @property
     def lasts(self) -> float:
@@ -354,7 +359,8 @@ def _read_taken(item: Item) -> _Taken:
 
 class ClockBounds:
     """The most seconds that this worker's monotonic clock is ahead of those of others: a row that
-    somebody wrote at an instant of its own clock was seen here later than that. Uses no clock."""
+    somebody wrote at an instant of its own clock was seen here later than that. Workers relay
+    theirs: who always sees the rows of one late has seen those of another soon. Uses no clock."""
 
     def __init__(self) -> None:
         self._seen: LRUCache[str, tuple[float, float]] = LRUCache(MOST_HOSTS)
@@ -370,9 +376,26 @@ class ClockBounds:
 
     def observe(self, holder: str, written: float, now: float) -> None:
         """Note that a row that was written then has been seen."""
+        self._note(holder, now - written, now)
+
+    def relayed(self, row: _Taken, age: float, now: float) -> None:
+        """Note what somebody knew of others when it wrote a row, no longer ago than that."""
+        ahead = self.ahead_of(row.holder, now)
+        if ahead is None:
+            return
+        for holder, more in row.ahead.items():
+            self._note(holder, ahead + more / 1_000_000 + DRIFT * age, now)
+
+    def to_relay(self, now: float) -> dict[str, int]:
+        """Return the bounds for the clocks that were seen last, in microseconds."""
+        lately = sorted(self._seen.items(), key=lambda item: item[1][1])[-MOST_RELAYED:]
+        found = ((holder, self.ahead_of(holder, now)) for holder, _ in lately)
+        return {one: math.ceil(ahead * 1_000_000) for one, ahead in found if ahead is not None}
+
+    def _note(self, holder: str, ahead: float, now: float) -> None:
         known = self.ahead_of(holder, now)
-        if known is None or now - written <= known:
-            self._seen[holder] = now - written, now
+        if known is None or ahead <= known:
+            self._seen[holder] = ahead, now
 
     def ahead_of(self, holder: str, now: float) -> float | None:
         """Return the bound for somebody's clock; None if nothing was seen of it lately."""
@@ -385,9 +408,9 @@ class _Host:
     """A host as this worker knows it; instants are monotonic seconds of this worker.
 
     It has the starts from `following` on, which is `apart` from the last one that it used, that
-    leave an interval until `ends`. The `row` was seen first at `seen_at`; `is_own` if that is the
-    latest write of this worker, `other` is the clock of the latest one of another. It waits for
-    more starts to be free since `waits_since`.
+    leave an interval until `ends`. The `row` was seen first at `seen_at` and last at `looked_at`;
+    `is_own` if that is the latest write of this worker, `other` is the clock of the latest one of
+    another. It waits for more starts to be free since `waits_since`.
     """
 
     following: float
@@ -395,6 +418,7 @@ class _Host:
     ends: float = -math.inf
     row: _Taken | None = None
     seen_at: float = -math.inf
+    looked_at: float = -math.inf
     is_own: bool = False
     other: str = ""
     waits_since: float = -math.inf
@@ -655,6 +679,7 @@ class DynamoPacing(Pacing):
             holder=self._clock_name(began),
             written=math.floor(began * 1_000_000),
             ends=math.ceil((ends + ROUNDED) * 1_000_000),
+            ahead=self._clocks.to_relay(began),
         )
         item: Item = {
             "shape": ROW_SHAPE,
@@ -676,7 +701,7 @@ class DynamoPacing(Pacing):
                 return False
         now = self._clock.monotonic()
         self._took = now - began
-        known.row, known.seen_at, known.is_own = taken, now, True
+        known.row, known.seen_at, known.looked_at, known.is_own = taken, now, now, True
         known.following, known.apart, known.ends = begins, 0.0, ends
         return True
 
@@ -692,13 +717,16 @@ class DynamoPacing(Pacing):
     def _see(self, known: _Host, item: Item | None) -> None:
         """Take in the row of an answer."""
         row = None if item is None else _read_taken(item)
+        now = self._clock.monotonic()
+        age, known.looked_at = now - known.looked_at + WRITTEN_WITHIN, now
         if row is not None and known.row is not None and row.stamp == known.row.stamp:
             return
-        now = self._clock.monotonic()
         known.row, known.seen_at, known.is_own = row, now, False
         if row is not None:
             known.other = row.holder
             self._clocks.observe(row.holder, row.written / 1_000_000, now)
+            if age < REMEMBERED:
+                self._clocks.relayed(row, age, now)
 
     def _free_at(self, known: _Host, now: float, step: float = math.inf) -> float:
         """Return the moment from which on nobody has starts of a host, as far as was seen, if the
