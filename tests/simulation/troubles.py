@@ -136,7 +136,7 @@ TROUBLES: dict[str, Trouble] = {
     "gateway admits less": Trouble(
         lambda at: [GatewayLimit(CAP * 60 // 100, at - 10.0)], lambda report: report.throttled > 0
     ),
-    "acknowledgements lost": Trouble(lambda _at: [LostAcks(0.2)], received_again),
+    "acknowledgements lost": Trouble(lambda _at: [LostAcks(0.5)], received_again),
     "messages doubled": Trouble(lambda _at: [Duplicates(0.3)], received_again),
     "queue lost": Trouble(lambda at: [QueueLost(at - 9.0)], lambda report: report.elapsed_s > 60.0),
     "restarted hard": Trouble(lambda at: [RollingRestart(at, 8.0, graceful=False)], killed_at_work),
