@@ -10,7 +10,7 @@ import pytest
 from conveyor.domain.hosts import HostPattern, HostRules, host_key
 from conveyor.ports.handler import ACKNOWLEDGE, Outcome
 from conveyor.ports.pacing import NOTHING_ELSE, Booking
-from conveyor.ports.queues import host_queue, run_queue
+from conveyor.ports.queues import Delivery, host_queue, run_queue
 from tests.unit.dispatch_world import BrokenLedger, World
 from tests.unit.test_host_lanes import A, B, world
 
@@ -168,3 +168,22 @@ async def test_hosts_that_share_starts_do_not_each_ask_for_the_next_one() -> Non
         await bench.clock.advance(41.0)
         assert len(bench.starts) == 3
         assert calls["book"] <= 6
+
+
+async def test_a_worker_without_rules_of_hosts_looks_for_one_message_at_a_time() -> None:
+    bench = World(slots=10, duration=lambda _delivery: 1.0)
+    receive, limits = bench.queues.receive, list[int]()
+
+    async def counting(
+        queue: str, *, limit: int, visibility: float, wait: float = 0.0
+    ) -> list[Delivery]:
+        if queue == host_queue("a", 0):
+            limits.append(limit)
+        return await receive(queue, limit=limit, visibility=visibility, wait=wait)
+
+    bench.queues.receive = counting  # type: ignore[method-assign]
+    async with bench.running():
+        await bench.submit("a", 5, hosts=(A,), lanes=(A,))
+        await bench.clock.advance(10.0)
+    assert len(bench.tasks.done) == 5
+    assert limits[0] == 1
