@@ -21,6 +21,7 @@ import pytest
 from starlette.routing import compile_path
 from xdist.scheduler import LoadScopeScheduling
 
+from conveyor.aio.log_output import LogOutput
 from conveyor.dev.sqlite import schema
 from conveyor.dev.sqlite.schema import STEPS
 from conveyor.ports.handler import UNEXPECTED_LOGGER
@@ -144,6 +145,39 @@ def unforeseen() -> Iterator[list[logging.LogRecord]]:
     yield records
     logger.removeHandler(handler)
     assert not records, [record.getMessage() for record in records]
+
+
+_POOLED = ("AnyIO worker thread", "Trio thread")
+"""Names of idle threads that a library keeps for the next call, and ends by itself."""
+_ENDING = 10.0
+"""Seconds in which a thread that was told to stop has to end, on a busy machine too."""
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """Fail a test that leaves a thread at work: it would go on in the tests after it, and what it
+    logs, sends or draws at random would be theirs."""
+    before = {*threading.enumerate()}
+    yield
+    left = [one for one in {*threading.enumerate()} - before if not one.name.startswith(_POOLED)]
+    for thread in left:
+        thread.join(_ENDING)
+    assert not [thread.name for thread in left if thread.is_alive()]
+
+
+@pytest.fixture(autouse=True)
+def logs_put_back(no_thread_left: None) -> Iterator[None]:
+    """Put the logs back as they were: a command sets up those of its process, which here is the one
+    of all tests."""
+    root, ours = logging.getLogger(), logging.getLogger("conveyor")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    for handler in root.handlers:
+        if isinstance(handler, LogOutput) and handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 def _kept_together(test_id: str) -> str:

@@ -85,11 +85,12 @@ class OpenTelemetryTracer:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         parts = urlsplit(endpoint)
         path = parts.path if parts.path.strip("/") else "/v1/traces"
-        exporter = OTLPSpanExporter(parts._replace(path=path).geturl(), timeout=EXPORT_TIMEOUT)
+        url = parts._replace(path=path).geturl()
+        self._exporter: SpanExporter = OTLPSpanExporter(url, timeout=EXPORT_TIMEOUT)
         shown = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}"
         self._target = _Target(
             BatchSpanProcessor(
-                _ToldExporter(exporter, shown),
+                _ToldExporter(self._exporter, shown),
                 max_queue_size=MOST_WAITING,
                 schedule_delay_millis=EXPORT_EVERY,
                 max_export_batch_size=AT_ONCE,
@@ -121,6 +122,9 @@ class OpenTelemetryTracer:
         )
         closing.start()
         closing.join(CLOSING_TIMEOUT)
+        if closing.is_alive():
+            # Else the batch under way would be sent again and again, and then the next one.
+            self._exporter.shutdown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -161,10 +161,9 @@ async def test_a_renewal_that_is_refused_is_told_as_boto3_tells_it() -> None:
 
 
 @pytest.fixture
-def logged() -> Iterator[Callable[[], str]]:
-    """Log as a role does; a function that returns all lines, while the fixture lasts."""
+def logged() -> Callable[[], str]:
+    """Log as a role does, and return a function that ends the log and returns all lines."""
     root = logging.getLogger()
-    before, level = list(root.handlers), root.level
     reading, writing = os.pipe()
     root.handlers[:] = []
     configure_logs(level="info", form="json", descriptor=writing)
@@ -176,9 +175,7 @@ def logged() -> Iterator[Callable[[], str]]:
         with os.fdopen(reading) as said:
             return said.read()
 
-    yield lines
-    root.handlers[:] = before
-    root.setLevel(level)
+    return lines
 
 
 @pytest.mark.parametrize("carrier", ["http", "boto"])

@@ -4,7 +4,6 @@ anything."""
 from __future__ import annotations
 
 import io
-import logging
 import os
 import subprocess
 import sys
@@ -37,9 +36,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is set but what a test sets."""
     for name in [name for name in os.environ if name.startswith((PREFIX, "AWS_"))]:
         monkeypatch.delenv(name)
-    # What a command does to the logs ends with its test, as the stream that they go to does.
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [*root.handlers])
     return monkeypatch
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import logging
 import os
 import signal
 import stat
@@ -26,13 +25,9 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(autouse=True)
 def _process() -> Iterator[None]:
-    """Restore the state of the process."""
-    root, ours = logging.getLogger(), logging.getLogger("conveyor")
-    handlers, levels, threshold = root.handlers[:], (root.level, ours.level), gc.get_threshold()
+    """Restore the collector of the process."""
+    threshold = gc.get_threshold()
     yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
     gc.unfreeze()
     gc.set_threshold(*threshold)
 

@@ -28,12 +28,9 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    """The root logger, with its handlers back at the end."""
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    yield root
-    root.handlers[:] = handlers
+def root() -> logging.Logger:
+    """The root logger."""
+    return logging.getLogger()
 
 
 def record(text: str) -> logging.LogRecord:
