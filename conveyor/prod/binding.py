@@ -21,7 +21,8 @@ from conveyor.prod.aws.calls import Aws, CallStats
 from conveyor.prod.aws.opening import open_clients
 from conveyor.prod.aws.refusals import DeployedAws, NotDeployed
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.permits import DynamoPacing, DynamoPermits, DynamoRobots, DynamoWorkers
+from conveyor.prod.dynamodb.pacing import DynamoPacing, DynamoRobots
+from conveyor.prod.dynamodb.permits import DynamoPermits, DynamoWorkers
 from conveyor.prod.dynamodb.run_rows import DynamoRunRows, RunPlaces
 from conveyor.prod.dynamodb.runs import DynamoGenerations
 from conveyor.prod.dynamodb.store import DynamoStore, StoreTerms, open_store

@@ -18,7 +18,7 @@ from conveyor.gateway.robots import RobotsGateway
 from conveyor.ports.gateway import ScrapeFailed, ScrapeRequest, Success
 from conveyor.ports.pacing import CEILING_LASTS, HORIZON, IDLE, NOTHING_ELSE, Booking, Pacing
 from conveyor.ports.robots import MOST_KEPT, RobotsFiles
-from conveyor.prod.dynamodb.permits import CLOCKS_APART, DynamoPacing, DynamoRobots
+from conveyor.prod.dynamodb.pacing import CLOCKS_APART, DynamoPacing, DynamoRobots
 from conveyor.prod.redis.pacing import RedisPacing, RedisRobots, pacing_key
 from conveyor.prod.redis.server import RedisServer
 from conveyor.testing.clock import FakeClock

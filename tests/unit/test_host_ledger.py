@@ -15,7 +15,7 @@ from conveyor.domain.hosts import HostRules
 from conveyor.ports.pacing import Pacing
 from conveyor.prod.aws.calls import Parameters
 from conveyor.prod.dynamodb.client import Table
-from conveyor.prod.dynamodb.permits import DynamoPacing
+from conveyor.prod.dynamodb.pacing import DynamoPacing
 from conveyor.testing.clock import FakeClock
 from tests.memory_table import MemoryTable
 from tests.unit.dispatch_world import World
