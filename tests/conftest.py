@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import signal
 import sqlite3
 import threading
@@ -147,8 +148,11 @@ def unforeseen() -> Iterator[list[logging.LogRecord]]:
     assert not records, [record.getMessage() for record in records]
 
 
-_POOLED = ("AnyIO worker thread", "Trio thread")
-"""Names of idle threads that a library keeps for the next call, and ends by itself."""
+_LASTING = re.compile(
+    "AnyIO worker thread|Trio thread|asyncio_|file-writer|.*process_request_thread"
+)
+"""Names of threads that outlive a test: those that wait for the next call of a library, and those
+of servers that tests share, of their executors, writers and open connections."""
 _ENDING = 10.0
 """Seconds in which a thread that was told to stop has to end, on a busy machine too."""
 
@@ -159,7 +163,7 @@ def no_thread_left() -> Iterator[None]:
     logs, sends or draws at random would be theirs."""
     before = {*threading.enumerate()}
     yield
-    left = [one for one in {*threading.enumerate()} - before if not one.name.startswith(_POOLED)]
+    left = [one for one in {*threading.enumerate()} - before if not _LASTING.match(one.name)]
     for thread in left:
         thread.join(_ENDING)
     assert not [thread.name for thread in left if thread.is_alive()]
