@@ -32,7 +32,7 @@ FLEET_SETTINGS: dict[str, Any] = {
     "permit_lease": 5,
     "sweep_interval": 5,
 }
-"""What a fleet has that is to pass the tests of the public client."""
+"""Settings of a fleet that is to pass the tests of the public client."""
 NOWHERE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 Tasks = list[str | TaskInputDict]

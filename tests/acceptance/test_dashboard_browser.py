@@ -144,7 +144,7 @@ def test_each_page_among_many_jobs(browser: Browser, tmp_path: Path) -> None:
 
 
 def numbers_of(page: Page) -> list[str]:
-    """What a page says of numbers and states; how long it may take is a guess of the moment."""
+    """Return the numbers and states on a page, without its guess of the time left."""
     said = page.locator(
         "h1, h3, .badge, .detail, [data-value]:not([data-value=left]), table.small td, pre code"
     )

@@ -68,8 +68,8 @@ def counted(origin: str, metric: str) -> float:
 def costs(
     origin: str, pages: dict[str, str], metric: str, *, metrics: str | None = None
 ) -> dict[str, float]:
-    """How much of a metric each page costs, at least: others may read beside it. `metrics` is
-    where it is told, if not at the origin."""
+    """Return by how much each page raises a metric, at least: others may read beside it. `metrics`
+    is the address of the metrics, if not the origin."""
     told = metrics or origin
     spent = {}
     with httpx.Client(base_url=origin, trust_env=False, timeout=60) as client:

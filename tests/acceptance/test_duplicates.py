@@ -24,7 +24,7 @@ MIXTURE: tuple[tuple[dict[str, float], int], ...] = (
     ({"status": 404}, 1),
     ({"status": 500}, 2),
 )
-"""What a URL asks of the gateway, and how often the gateway has to be asked for it."""
+"""Answers that URLs ask of the gateway, and the calls that each takes."""
 TASKS = 200
 SETTINGS: dict[str, Any] = {
     "visibility_timeout": VISIBILITY,

@@ -68,7 +68,7 @@ MIXTURE: tuple[tuple[dict[str, Any], str | None], ...] = (
     ({"flaky": 1, "status": 401}, "auth_failed"),
     ({"status": 418}, "other"),
 )
-"""What every tenth task asks of the gateway, and the reason for which it fails."""
+"""The answers that every tenth task asks of the gateway, and the reason for its failure."""
 FILTERS = ("successful", "failed", "processing")
 SOURCES = ("job", "run", "runs", "list", "results")
 """The sources from which a run is read."""

@@ -34,7 +34,7 @@ JOBS = {"large": (100, 4), "small": (60, 2), "open": (40, 2)}
 """Of each job, how many tasks it has, and how many calls at a time."""
 KINDS = {"lost", "refused", "split", "throttled", "vanished"}
 OF_MESSAGES = {"dropped", "late"}
-"""What else can happen to the few calls that send."""
+"""Troubles that the few calls that send can have besides."""
 ONES = {"put_object", "update_item"}
 """Calls whose trouble may have one task scraped once more."""
 SETTINGS = {**QUICK, "visibility_timeout": 15, "async_threshold": 100}

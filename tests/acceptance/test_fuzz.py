@@ -31,7 +31,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
 HOURLY = {"rate": {"every": 1, "unit": "hour"}}
 DOCUMENTS = 120
 REQUESTS = 3
-"""How many requests are generated for an operation, allowed ones and forbidden ones each."""
+"""Requests that are generated for an operation, allowed ones and forbidden ones each."""
 CONFORMANCE = [
     content_type_conformance,
     response_headers_conformance,

@@ -86,7 +86,7 @@ SCHEDULES: list[Schedule] = [
 
 
 def events_of(server: Booted, runs: set[str]) -> list[dict[str, Any]]:
-    """What the inbox has, once the events of these runs are there."""
+    """Return the events in the inbox, once those of these runs are there."""
 
     def look() -> list[dict[str, Any]] | None:
         kept = requests_to(server, "hooks.example.com")

@@ -145,7 +145,7 @@ def test_bad_query_values_are_refused(caller: Caller) -> None:
 
 
 OTHER_ROUTES = {("GET", "/v1/webhook/deliveries/replay")}
-"""What looks like a wrong method, and is the right one of a route that takes any name there."""
+"""Seemingly wrong methods that are right for a route that takes any name there."""
 
 
 def test_wrong_methods_name_the_right_ones(caller: Caller) -> None:

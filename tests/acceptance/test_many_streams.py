@@ -65,7 +65,7 @@ def paused_job(caller: Caller) -> Json:
 
 
 async def watched(server: Booted, caller: Caller, count: int) -> tuple[float, list[list[Event]]]:
-    """How often a second a run is read that so many watch to its end, and what they were told."""
+    """Let so many watch a run to its end; return its reads a second, and the events of each."""
     job = paused_job(caller)
     readers = [asyncio.create_task(told(server.api, path_of(job))) for _ in range(count)]
     while metric(server.origin, "streams") < count:

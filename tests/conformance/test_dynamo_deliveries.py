@@ -373,7 +373,7 @@ async def test_nothing_is_left_of_deliveries_that_are_removed(bench: Bench) -> N
         return await owe(world, run_id=run_id, delivery_id=delivery_id, job_id=job_id)
 
     async def marks(*deliveries: EventDelivery) -> list[bool]:
-        """Whether there is a mark of each: that of late ones, and that beside the job."""
+        """Tell whether each has a mark: that of late ones, and that beside the job."""
         keys = [
             key
             for one in deliveries

@@ -1,5 +1,5 @@
-"""What processes have counted that are gone moves into the base of a run. That nothing is counted
-twice, nor lost, holds whoever reads, counts or comes back meanwhile."""
+"""The counts of processes that are gone move into the base of a run. Nothing is counted twice, nor
+lost, whoever reads, counts or comes back meanwhile."""
 
 from __future__ import annotations
 

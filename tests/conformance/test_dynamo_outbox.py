@@ -282,8 +282,8 @@ async def test_a_damaged_entry_costs_itself_alone(bench: Bench, change: Item) ->
 
 
 async def test_an_entry_of_the_version_before_is_read_as_that_of_a_callback(bench: Bench) -> None:
-    """That version knew no webhooks: a run's row said of the callback alone that it waits, and the
-    entry lies where it lay."""
+    """The version before knew no webhooks: a run's row said of the callback alone that it waits,
+    and the entry lies where it lay."""
     job_id, run_id = await bench.world.submit(1, callback=WAITING)
     assert notice_key(run_id, CALLBACK) == (f"Notice#{run_id}", "Notice")
     bench.faults.calls.clear()

@@ -232,7 +232,7 @@ async def test_a_job_is_due_when_it_is_to_be_looked_at(world: World, next_at: in
 
 
 async def test_a_paused_job_is_due_all_the_same(world: World) -> None:
-    """What a pause means is decided by whoever looks, and noted."""
+    """The one that looks decides about a pause, and notes it."""
     job = await schedule_job(world, paused=True, next_at=world.now)
     assert await due(world) == [job.job_id]
 

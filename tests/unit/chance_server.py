@@ -45,7 +45,7 @@ _OTHER = _sized(b"POISON")
 
 
 class ChanceServer:
-    """What all connections share. `most_open` is the most that were open at a time, of which
+    """The state of all connections. `most_open` is the most that were open at a time, of which
     `limit` are in order; `unanswered` are the requests that got no whole answer yet. Answers of the
     kind `held` wait until `limit` requests for such are here."""
 

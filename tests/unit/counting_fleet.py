@@ -80,8 +80,8 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class Weather:
-    """What goes wrong: the share of writes whose answer is lost, of those after which the caller is
-    told that the service is away, and of those that arrive once more, later."""
+    """The troubles of a fleet: the share of writes whose answer is lost, of those after which the
+    caller is told that the service is away, and of those that arrive once more, later."""
 
     lost: float = 0.0
     away: float = 0.0

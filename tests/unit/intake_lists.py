@@ -107,7 +107,7 @@ def accepted(work: ValidationRequest, content: bytes, *, step: int = 65_536) -> 
 
 
 def refused(work: ValidationRequest, content: bytes, *, step: int = 65_536) -> Refusal:
-    """Why a list is refused, which it must be; nothing follows a refusal."""
+    """Return the refusal of a list, which must be refused; nothing follows it."""
     frames = answer(work, content, step=step)
     assert not any(isinstance(frame, Done | Refusal) for frame in frames[:-1])
     refusal = frames[-1]

@@ -72,8 +72,8 @@ NOT_COMPARED = frozenset(
     }
 )
 NOT_NEEDED = frozenset({"accept-encoding", "x-amz-checksum-mode", "content-length"})
-"""What boto3 sends besides: it takes nothing else than identity anyway, and nobody reads a body to
-the piece behind its last, where it would compare a checksum."""
+"""Headers that boto3 sends besides: it takes nothing else than identity anyway, and nobody reads a
+body to the piece behind its last, where it would compare a checksum."""
 
 
 @pytest.fixture

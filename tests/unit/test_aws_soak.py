@@ -35,7 +35,7 @@ PARTS = 4
 GROWTH = 1.05
 """The last part's memory at most, as a multiple of the one before it."""
 ALLOWED_MB = 8.0
-"""What an allocator may keep besides."""
+"""Memory that an allocator may keep besides."""
 THROTTLED = {
     "json": said(b'{"__type":"a#ThrottlingException"}', status=429),
     "xml": said(b"<Error><Code>SlowDown</Code></Error>", status=429),

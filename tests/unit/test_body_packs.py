@@ -256,7 +256,7 @@ async def test_a_stop_gives_a_store_that_is_away_a_last_chance() -> None:
 
 @pytest.mark.parametrize("kept", [0.0, 5.0, PATIENCE - 2, PATIENCE + 5])
 async def test_a_stop_bounds_a_try_that_a_store_does_not_answer(kept: float) -> None:
-    """Whether it began before the stop or after it, and however long the body was kept."""
+    """The try began before the stop or after it, and the body was kept for long or not."""
     bench = Bench()
     if kept:
         bench.shelf.trouble = away

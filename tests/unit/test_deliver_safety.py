@@ -1,4 +1,4 @@
-"""Where deliveries never go: addresses that are not public, whatever the resolver says, and the
+"""Deliveries never go to addresses that are not public, whatever the resolver says, nor to the
 targets of redirects."""
 
 from __future__ import annotations

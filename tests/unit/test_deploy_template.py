@@ -118,7 +118,7 @@ def test_no_rule_of_the_bucket_takes_the_tasks_of_a_schedule(resources: dict[str
 
 
 def test_each_role_is_told_what_it_reads_and_no_more(resources: dict[str, Any]) -> None:
-    """Where they are told of the same, they are told the same. The URL of a scraping API may have a
+    """Settings of both roles have one value. The URL of a scraping API may have a
     key in it."""
     known = {setting.variable for setting in SETTINGS}
     told = []
@@ -438,7 +438,7 @@ def test_the_worker_alone_calls_back(resources: dict[str, Any]) -> None:
 async def test_both_roles_may_do_with_the_kms_key_what_they_do_and_no_more(
     template: dict[str, Any], resources: dict[str, Any]
 ) -> None:
-    """What is done with a key is taken from the code: a key made, read, and moved to another."""
+    """The uses of a key are taken from the code: it is made, read, and moved to another."""
     calls = RecordsCalls()
     for kms_key in ("one", "other"):
         await open_data_key(calls, calls.table(), kms_key=kms_key, environment="env")

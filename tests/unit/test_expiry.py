@@ -15,7 +15,7 @@ from conveyor.records.expiry import READS_AT_A_TIME, Expiry
 DAY = 86_400_000
 SOURCE = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 MADE_AT = 1_469_922_850_259
-"""When the id of the source was made, and it began."""
+"""The instant at which the id of the source was made, and it began."""
 
 
 class Source:

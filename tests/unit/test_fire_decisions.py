@@ -548,7 +548,7 @@ _STEPS = st.lists(
 def test_each_fire_is_decided_once_whatever_happens(
     schedule: Schedule, steps: list[tuple[int, bool, SkipReason | None, dict[str, Any]]]
 ) -> None:
-    """Whether the clock is set back, the schedule is paused, runs are live, or rules change."""
+    """The clock is set back, the schedule is paused, runs are live, or rules change."""
     world = World(schedule)
     for milliseconds, is_live, refused, change in steps:
         world.change(**change)

@@ -82,7 +82,7 @@ async def test_bodies_of_many_slots_take_bounded_memory_and_all_arrive(pieces: i
 
 
 async def test_small_bodies_pass_those_that_come_slowly() -> None:
-    """What comes slowly holds what has come of it, and no more."""
+    """A slow body holds the bytes that have come, and no more."""
     clock = FakeClock()
     s3 = SlowS3(clock)
     blobs = S3Blobs(s3, bucket="bodies", clock=clock, head_memory=LIMIT)

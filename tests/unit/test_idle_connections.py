@@ -110,8 +110,8 @@ async def end(clock: FakeClock, ended: anyio.Event) -> None:
 
 @pytest.mark.slow
 async def test_an_api_keeps_idle_connections_for_its_load_balancer() -> None:
-    """Where the target closes first, a request that is on its way meets a closed connection: the
-    balancer answers 502 for it."""
+    """If the target closes first, a request on its way meets a closed connection: the balancer
+    answers 502 for it."""
     async with api() as served, httpx.AsyncClient(timeout=SECONDS, trust_env=False) as client:
         answer = await client.get(served.info.api)
         assert answer.status_code == 200

@@ -565,7 +565,7 @@ class Written:
 
 
 def is_also_utf_8(content: bytes, meant: str) -> bool:
-    """Whether bytes of a code page are UTF-8 of another text, which nobody can know."""
+    """Tell whether bytes of a code page are UTF-8 of another text, which nobody can know."""
     try:
         return content.decode("utf-8-sig") not in (meant, meant.removeprefix("\ufeff"))
     except UnicodeDecodeError:

@@ -28,7 +28,7 @@ _ENDINGS = {
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of an answer. `trouble` is None for one that is whole, and `body` then all of it;
+    """The end of an answer. `trouble` is None for one that is whole, and `body` then all of it;
     `trouble` is "waiting" for one that is not yet whole."""
 
     trouble: TransportTrouble | str | None

@@ -113,7 +113,7 @@ EACH_KIND = pytest.mark.parametrize(
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a request; `sent` is how often it went out."""
+    """The end of a request that went out `sent` times."""
 
     trouble: TransportTrouble | None
     status: int

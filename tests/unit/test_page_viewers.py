@@ -1,4 +1,4 @@
-"""Who looks at a page: nobody is asked on the developer's own machine, and everybody elsewhere."""
+"""Viewers of pages: nobody is asked on the developer's own machine, and everybody elsewhere."""
 
 from __future__ import annotations
 

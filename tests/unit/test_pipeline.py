@@ -200,7 +200,7 @@ async def test_an_urgent_run_waits_for_nobody() -> None:
 
 
 async def test_claims_go_back_when_calls_become_slow() -> None:
-    """What was claimed for short calls must not wait behind long ones, and keep others out."""
+    """Tasks claimed for short calls must not wait behind long ones, and keep others out."""
     world, work = staged_world(0.01)
     async with world.running():
         await world.submit("a", 600)

@@ -65,7 +65,7 @@ class Reader:
 
     @property
     def stats(self) -> list[tuple[int, int]]:
-        """What was completed, and the total, by snapshot."""
+        """Return the completed tasks and the total of each snapshot."""
         bodies = [json.loads(snapshot.body)["stats"] for snapshot in self.snapshots]
         return [(stats["completed"], stats["total"]) for stats in bodies]
 
@@ -180,7 +180,7 @@ async def worked(world: World, job: dict[str, Any]) -> None:
 
 
 async def reads_of(directory: Path, watchers: int, *, polls: bool) -> int:
-    """How often a run is read that so many watch to its end, each of whom learns the truth."""
+    """Count the reads of a run that so many watch to its end; each of them learns the truth."""
     limits = {"max_streams": 1_000, "max_caller_streams": 1_000}
     async with world(directory, polls=polls, **limits) as served:
         job = await served.api.submit(20)

@@ -187,7 +187,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What is stored, beside the bodies that a row would name: steps are made on both."""
+    """A store beside a table of the bodies that rows would name: steps are made on both."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.monkeypatch = root, monkeypatch

@@ -117,7 +117,7 @@ DURATIONS = [row for row in SETTINGS if row.unit in ("seconds", "days")]
 
 @pytest.mark.parametrize("row", DURATIONS, ids=lambda row: row.name)
 def test_no_duration_is_absurd(row: settings.Setting) -> None:
-    """What lasts for ever leaves work lying, and times beyond all calendars cannot be written."""
+    """A wait for ever leaves work lying, and times beyond all calendars cannot be written."""
     days = row.name.endswith("_days")
     longest = 36_500 if days else 31_536_000
     assert f"{row.variable} must be at most " in refusal({row.variable: str(longest + 1)})

@@ -91,7 +91,7 @@ async def test_a_failed_run_owes_an_event_with_its_reason(world: DeliveryWorld) 
 
 
 async def test_metadata_of_any_size_stays_in_the_event(world: DeliveryWorld) -> None:
-    """That of a callback is left out where a state machine could not take it."""
+    """A callback leaves it out if a state machine could not take it."""
     metadata = {f"{number:02}": "\x01" * 1_024 for number in range(20)}
     await world.owe(URL, metadata=metadata)
 

@@ -68,7 +68,7 @@ def test_a_giant_of_100_000_tasks_does_not_starve_fifty_runs_of_20() -> None:
 
 @pytest.mark.slow
 def test_long_tasks_of_a_giant_tell_the_rules_apart() -> None:
-    """Where the giant's calls are long, whoever takes turns leaves the small runs too few slots."""
+    """Taking turns leaves the small runs too few slots if the giant's calls are long."""
     small = tuple(JobPlan(tasks=20, cap=CAP, arrives_at=10.0 + 2 * number) for number in range(8))
     giant = JobPlan(tasks=1_500, cap=CAP, gateway=Latency(30.0, 0.6))
     means = {}

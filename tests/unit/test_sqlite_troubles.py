@@ -38,7 +38,7 @@ def anyio_backend() -> str:
 
 
 class Attempts:
-    """How often a group was tried, and an event once that was `awaited` times."""
+    """Counts the tries of a group, and sets an event after as many as are `awaited`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.made = 0

@@ -75,7 +75,7 @@ async def read(gateway: Gateway, request: ScrapeRequest) -> None:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a server sends before it closes, and what the request is; None leaves it silent."""
+    """The bytes that a server sends before it closes, and the request; None leaves it silent."""
 
     wire: bytes | None = b""
     tls: bool = False

@@ -96,7 +96,7 @@ async def lookup(host: str, port: int) -> list[str]:
 
 
 class Carriers:
-    """Which connection carries which request, by a look at each that goes out."""
+    """Notes the connection of each request that goes out."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of: dict[int, HttpConnection] = {}
