@@ -21,8 +21,9 @@ from conveyor.ports.pacing import (
 from conveyor.ports.robots import KeptFile, RobotsFiles
 
 _SLACK = 64
-KEPT_FROM = 5.0
-"""Least seconds of a pause that is kept for the next process: a backoff is over by its start."""
+KEPT_FROM = 1.0
+"""Least seconds of a pause that is kept for the next process: a shorter one is over by its
+start."""
 
 
 @dataclass(slots=True)
@@ -112,15 +113,16 @@ class MemoryPacing(Pacing):
         wanted = max(known.step(0.0, now) for known, _ in asked)
         if closed_for := max(one.closed_for for one in states):
             return Booking((), closed_for, ceiling, wanted)
+        paced = [(known, known.step(step, now)) for known, step in asked]
         self._host(host, now).hasten(self._host(host, now).step(interval, now))
         starts: list[float] = []
         while len(starts) < count:
-            start = max(now, self._opens_at, *(self._following(*one) for one in asked))
+            start = max(now, self._opens_at, *(self._following(*one) for one in paced))
             if start - now > HORIZON:
                 break
             starts.append(start - now)
-            for known, step in asked:
-                known.start(start, known.step(step, now))
+            for known, step in paced:
+                known.start(start, step)
         return Booking(tuple(starts), 0.0, ceiling, wanted)
 
     async def line_up(self, host: str, interval: float, run: str = "") -> float:

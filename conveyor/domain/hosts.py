@@ -332,10 +332,11 @@ def _strictest(bounds: Sequence[Bound], said: Bound | None) -> tuple[Bound, Limi
 
 def paces(rules: Sequence[HostRule], host: str, caller: str) -> dict[str, float]:
     """Return the least seconds between two starts by the keys under which they are booked, for the
-    calls of a caller at a host with rules. A host may be closed under each of these keys, so the
-    caller's own is among them even if no rule has it."""
+    calls of a caller at a host with rules. A host may be closed under each of these keys, so its
+    own and the caller's are among them even if no rule has them."""
     steps = {rule.key: 1 / rule.rate if rule.rate else 0.0 for rule in rules}
-    steps.setdefault(host_key(host, caller), 0.0)
+    for key in (host_key(host), host_key(host, caller)):
+        steps.setdefault(key, 0.0)
     return steps
 
 

@@ -249,6 +249,10 @@ class HostWaits:
                         await self._near(message, turn)
                         if self._turns.is_fit(turn):
                             break
+                        if message.slot_kept:
+                            # Under other rules its start may be far away.
+                            message.slot_kept = False
+                            self._planner.free_reserved(message.lane)
                 ended = True
         except BaseException:
             self._end(message)

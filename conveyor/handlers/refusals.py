@@ -113,7 +113,10 @@ class HostAnswers:
                 key, age = strictest.key, self._clock.monotonic() - began
                 if strictest.limit > 1 and await self._pacing.lower(key, strictest.limit, age) > 1:
                     return 0.0
-            await self._pacing.close(key, seconds)
+            # Its own key holds whatever the host is counted together with later.
+            own = host_key(refusal.host) if key == rules[0].key else key
+            for name in dict.fromkeys((key, own)):
+                await self._pacing.close(name, seconds)
         except ConveyorError as error:
             log_failure(_log, "the fleet was not told that a host refuses calls", error)
         return seconds

@@ -393,6 +393,13 @@ async def test_a_memory_after_a_restart_takes_each_host_to_have_been_called_just
     assert (await pacing.book("d", 2 * HORIZON, also={"e": 1.0})).starts == (9.0,)
 
 
+async def test_a_delay_that_a_host_wants_is_kept_from_a_restart_on() -> None:
+    clock = FakeClock()
+    pacing = MemoryPacing(clock, were_called=True)
+    await pacing.slow("a", 8.0, 600.0)
+    assert (await pacing.book("b", 0.0, 2, also={"a": 0.0})).starts == (8.0,)
+
+
 async def test_a_redis_that_lost_its_starts_books_none_until_all_before_are_over() -> None:
     async for bench in redis_bench():
         assert isinstance(bench.one, RedisPacing)

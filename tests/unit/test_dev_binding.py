@@ -54,13 +54,15 @@ async def test_a_host_that_asked_for_a_pause_is_left_alone_after_a_restart(tmp_p
     await first.ports.pacing.close("host:a", 3_600.0)
     await first.ports.pacing.close("host:a", 60.0)
     await first.ports.pacing.close("host:k:b", 30.0)
-    await first.ports.pacing.close("host:c", 2.0)
+    await first.ports.pacing.close("host:c", 0.9)
+    await first.ports.pacing.close("host:d", 1.0)
     await clock.advance(100.0)
     await first.ports.aclose()
     clock.shift(-7_200.0)
     second = await open_binding(tmp_path, clock)
-    told = await second.ports.pacing.state(["host:a", "host:k:b", "host:c"])
-    assert told == {"host:a": HostState(3_600.0), "host:k:b": HostState(30.0)}, "as it was said"
+    told = await second.ports.pacing.state(["host:a", "host:k:b", "host:c", "host:d"])
+    said = {"host:a": 3_600.0, "host:k:b": 30.0, "host:d": 1.0}
+    assert told == {host: HostState(seconds) for host, seconds in said.items()}
     await second.ports.aclose()
     clock.shift(7_200.0)
     third = await open_binding(tmp_path, clock)
@@ -74,6 +76,21 @@ async def test_a_host_that_asked_for_a_pause_is_left_alone_after_a_restart(tmp_p
     fourth = await open_binding(tmp_path, clock)
     assert not await fourth.ports.pacing.state(["host:a"])
     await fourth.ports.aclose()
+
+
+async def test_a_longer_pause_is_known_after_a_restart_though_the_clock_was_set_back(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    first = await open_binding(tmp_path, clock)
+    await first.ports.pacing.close("host:a", 60.0)
+    clock.shift(-10_800.0)
+    await first.ports.pacing.close("host:a", 3_600.0)
+    await first.ports.pacing.close("host:a", 30.0)
+    await first.ports.aclose()
+    second = await open_binding(tmp_path, clock)
+    assert await second.ports.pacing.state(["host:a"]) == {"host:a": HostState(3_600.0)}
+    await second.ports.aclose()
 
 
 async def test_a_damaged_database_is_named(tmp_path: Path) -> None:

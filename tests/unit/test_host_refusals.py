@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conveyor.domain.backoff import Backoff
-from conveyor.domain.hosts import HostPolicies, HostRules, host_key
+from conveyor.domain.hosts import HostPattern, HostPolicies, HostRules, host_key, paces
 from conveyor.domain.model import TaskStatus, WaitReason
 from conveyor.gateway.direct import DirectGateway
 from conveyor.handlers.refusals import HostAnswers
@@ -289,3 +290,26 @@ async def test_a_redirect_closes_the_host_that_refused(
     assert [wait is None for wait in waits] == [False, True, False]
     assert [await closed_for(api, place) for place in (server, other)] == [9, 0]
     assert [task.attempts for task in await api.tasks_of(work.run_id)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["each alone", "together"])
+async def test_a_host_has_the_pause_that_it_asked_for_whatever_it_is_counted_with(
+    api: Api, server: RawServer, *, together: bool
+) -> None:
+    """The rules may change meanwhile, also while nothing runs."""
+    before, after = (
+        HostPolicies(partial(HostRules, patterns={"*": HostPattern(limit=3, together=one)}))
+        for one in (together, not together)
+    )
+    pacing = api.binding.pacing
+    gateway = DirectGateway(api.clock, allow_private=True, retry_after_cap=CAP)
+    hosts = HostAnswers(before, pacing, api.clock, backoff=Backoff(BASE, 2 * BASE))
+    work = await work_on(api, gateway, asking(server, 429, "9"), hosts=hosts)
+    assert (await work.handle(0)).hide_for is not None
+    await gateway.aclose()
+
+    host, caller = f"127.0.0.1:{server.port}", api.service.identify(KEY).caller_id
+    steps = paces(after.rules_of(host, caller, None), host, caller)
+    assert (await pacing.book(*next(iter(steps.items())), also=steps)).closed_for == 9
+    states = await pacing.state(steps)
+    assert max(state.closed_for for state in states.values()) == 9

@@ -269,3 +269,23 @@ async def test_a_run_that_was_paused_does_not_stand_behind_one_that_was_stopped(
         done = set(bench.tasks.done)
         assert sum(task in done for _, task in bench.rows["b"]) == 20
         assert bench.received() <= 3 * 920
+
+
+async def test_no_slot_is_kept_for_a_start_that_a_slower_rate_puts_off() -> None:
+    bench = World(
+        slots=10,
+        duration=lambda _: 3.0,
+        limits=HostRules(patterns={"a.example": HostPattern(rate=0.2)}),
+    )
+    planner = bench.dispatcher._planner
+    async with bench.running():
+        await bench.submit("a", 1_000, hosts=(A, B), lanes=(A,))
+        while not planner.reserved:
+            await bench.clock.advance(0.25)
+        bench.limits = HostRules(patterns={"a.example": HostPattern(rate=0.01)})
+        await bench.clock.advance(5.0)
+        seen = []
+        for _ in range(40):
+            seen.append(planner.reserved)
+            await bench.clock.advance(1.0)
+    assert sum(seen) <= 6, "for the time of a call before one start at most, and a little more"

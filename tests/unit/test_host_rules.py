@@ -253,16 +253,11 @@ async def test_a_wrong_file_of_hosts_keeps_from_starting_and_changes_no_rules_la
     assert words in told
 
 
-def test_starts_are_booked_under_the_keys_of_all_rules_and_of_the_caller() -> None:
+def test_starts_are_booked_under_the_keys_of_all_rules_and_of_host_and_caller() -> None:
     servers, own = HostRule("*.a:80", 3, 4.0), HostRule("x.a:80", 2, 0.0, "caller")
-    assert paces((servers, own), "x.a:80", "caller") == {
-        "host:*.a:80": 0.25,
-        "host:caller:x.a:80": 0.0,
-    }
-    assert paces((servers,), "x.a:80", "caller") == {
-        "host:*.a:80": 0.25,
-        "host:caller:x.a:80": 0.0,
-    }
+    expected = {"host:*.a:80": 0.25, "host:x.a:80": 0.0, "host:caller:x.a:80": 0.0}
+    assert paces((servers, own), "x.a:80", "caller") == expected
+    assert paces((servers,), "x.a:80", "caller") == expected
 
 
 @pytest.mark.parametrize(

@@ -213,10 +213,10 @@ class SqliteClosedHosts(ClosedHosts):
         def add(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM closed_hosts WHERE closed_until <= ?", (now,))
             connection.execute(
-                "INSERT INTO closed_hosts (host, closed_until, lasts) VALUES (?, ?, ?) "
+                "INSERT INTO closed_hosts (host, closed_until, lasts) VALUES (?1, ?2, ?2 - ?3) "
                 "ON CONFLICT (host) DO UPDATE SET closed_until = excluded.closed_until, "
-                "lasts = excluded.lasts WHERE excluded.closed_until > closed_until",
-                (host, until, until - now),
+                "lasts = excluded.lasts WHERE excluded.lasts > min(closed_until - ?3, lasts)",
+                (host, until, now),
             )
 
         await self._database.write(add)
