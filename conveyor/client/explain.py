@@ -261,6 +261,8 @@ def _outage(run: RunReply) -> OutageReply | None:
 
 def _told(outage: OutageReply) -> str:
     told = printable(outage.detail or f"the {outage.shared} is away")
+    if outage.shared == "result store":
+        told = f"bodies cannot be stored: {told}"
     since = f"since {printable(outage.since)}" if outage.since else ""
     never = "nothing has answered since the server started" if outage.never_answered else ""
     more = "; ".join(filter(None, (since, never)))
@@ -273,7 +275,8 @@ _OUTAGE_HELP = {
     "network": "Check the network of the server's machine; it then goes on by itself",
     "file descriptors": "Let the server open more files (ulimit -n); it goes on by itself as some "
     "are free",
-    "result store": "Free room on the disk of its data directory; it then goes on by itself",
+    "result store": "Free room on the disk of its data directory, or mend the directory; it then "
+    "goes on by itself",
 }
 """By what is away. Only a development server tells outages."""
 

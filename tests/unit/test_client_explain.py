@@ -125,6 +125,11 @@ def test_each_outage_has_its_own_help_and_only_the_gateways_own_asks_for_its_add
     assert helps != explain(away("some part of a later server")).helps
 
 
+def test_of_a_store_that_is_away_it_is_told_what_that_is_for() -> None:
+    why = explain(away("result store")).why
+    assert why == f"3 of 10 tasks done; bodies cannot be stored: {UNRESOLVED} (since S)"
+
+
 def test_hosts_are_not_looked_for_while_something_is_away() -> None:
     latest = away().latest_run
     assert latest is not None
