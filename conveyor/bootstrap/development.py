@@ -76,10 +76,10 @@ Planter = Callable[[Settings], Awaitable[None]]
 class Runtime:
     """An assembled process: the application to serve, its protocol, the worker and the progress to
     run, the URL of the inbox (empty without one), the clock where it is moved by hand, `hurry` to
-    call once it is to stop, `aclose` to call at the end, and `farewell` to call then, for what
-    there is to say. `pause` holds its worker back, `fail_next` lets calls of its gateway fail,
-    `empty` removes its data, and `fill` takes over what a function puts into a directory of its
-    own, where there are no data yet."""
+    call once it is to stop, `aclose` to call at the end, and the gateway as it is `recorded`, which
+    has something to say then. `pause` holds its worker back, `fail_next` lets calls of its gateway
+    fail, `empty` removes its data, and `fill` takes over what a function puts into a directory of
+    its own, where there are no data yet."""
 
     app: Any
     protocol: type[asyncio.Protocol]
@@ -94,7 +94,7 @@ class Runtime:
     empty: Callable[[], Awaitable[None]]
     fill: Callable[[Planter], Awaitable[None]]
     hurry: Callable[[], None]
-    farewell: Callable[[], Sequence[str]]
+    recorded: RecordedGateway
     aclose: Callable[[], Awaitable[None]]
 
 
@@ -149,7 +149,7 @@ async def open_dev(
         empty,
         _filling(binding, worker, replace(settings, public_url=options.public_origin)),
         hurry=binding.store.database.hurry,
-        farewell=recorded.farewell,
+        recorded=recorded,
         aclose=_closing(binding, recorded, webhooks, tracer),
     )
 

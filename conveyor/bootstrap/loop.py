@@ -18,6 +18,7 @@ from conveyor.domain.api_keys import KeySealer, secret_bytes
 from conveyor.domain.backoff import Backoff
 from conveyor.domain.hosts import HostPolicies
 from conveyor.domain.signatures import SigningKeySealer
+from conveyor.domain.text_rules import pip_install
 from conveyor.domain.urls import without_secrets
 from conveyor.engine.discovery import Discovery, DiscoveryOptions, Sharing
 from conveyor.engine.dispatcher import Dispatcher, DispatchOptions
@@ -114,7 +115,7 @@ def gateway_of(settings: Settings, clock: Clock, *, own_port: int = 0) -> Gatewa
             options=options,
         )
     except ImportError:
-        missing = "needs the package aiohttp: pip install 'conveyor-batch[aiohttp]'"
+        missing = f"needs the package aiohttp: {pip_install('conveyor-batch[aiohttp]')}"
         raise InvalidSetting("CONVEYOR_HTTP_ENGINE", missing) from None
     except ScrapeFailed:
         raise InvalidSetting("CONVEYOR_GATEWAY", "must be a URL that can be called") from None
@@ -129,7 +130,7 @@ def tracer_of(settings: Settings, clock: Clock, telemetry: Telemetry) -> OpenTel
     try:
         from conveyor.engine.tracing import OpenTelemetryTracer
     except ImportError:
-        missing = "needs OpenTelemetry: pip install 'conveyor-batch[otel]'"
+        missing = f"needs OpenTelemetry: {pip_install('conveyor-batch[otel]')}"
         raise InvalidSetting("CONVEYOR_OTLP_ENDPOINT", missing) from None
     tracer = OpenTelemetryTracer(
         clock,

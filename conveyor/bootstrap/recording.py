@@ -23,6 +23,8 @@ MISSING = ("fail", "pass", "record")
 WITHHELD = "not recorded: "
 """The beginning of the line of answers that were withheld."""
 CUT_SHORT = "the recording could not be written to its end; a new one is of no use"
+SAMPLES = 3
+"""URLs of a recording that are offered to try."""
 _SHOWN_HOSTS = 10
 
 _log = logging.getLogger("conveyor.recording")
@@ -57,12 +59,14 @@ NO_RECORDING = RecordingChoice()
 
 
 class _Recording(msgspec.Struct, frozen=True):
-    """The gateway of a choice: `recorder` writes calls down, `replay` has their answers."""
+    """The gateway of a choice: `recorder` writes calls down, `replay` has their answers, of which
+    `samples` are some URLs."""
 
     choice: RecordingChoice
     gateway: Gateway
     recorder: RecordingGateway | None = None
     replay: ReplayGateway | None = None
+    samples: tuple[str, ...] = ()
 
     def state(self) -> RecordingState:
         """Describe it."""
@@ -113,7 +117,8 @@ class _Recorders:
         adding = self._over(recordings.recorder(), choice) if adds else None
         other = None if choice.calls_nobody else adding or self._plain()
         replay = ReplayGateway(recordings, other, choice.names)
-        return _Recording(choice, replay, adding, replay)
+        samples = tuple(await recordings.samples(SAMPLES))
+        return _Recording(choice, replay, adding, replay, samples)
 
     def _over(self, recorder: Recorder, choice: RecordingChoice) -> RecordingGateway:
         return RecordingGateway(self._plain(), recorder, self._clock, choice.names, self._work)
@@ -220,6 +225,11 @@ class RecordedGateway(Gateway, RecordingControl):
             _tell(ended)
         if self._first.replay is not None:
             await self._first.replay.rewind()
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Some URLs that the recording of the start has pages of."""
+        return self._first.samples
 
     def farewell(self) -> Sequence[str]:
         """Return what to say about the recording of the start, once it is closed."""

@@ -19,12 +19,13 @@ from conveyor.client.wire import (
     HostReply,
     HostsReply,
     JobReply,
+    OutageReply,
     ResultRow,
     RunReply,
     RunWaitReply,
 )
 from conveyor.domain.model import JobStatus, RunStatus
-from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
+from conveyor.domain.run_waits import FLEET_PAUSED, FOR_WANT_OF, RunWaitReason
 
 HOSTS_SHOWN = 3
 """Hosts that hold a job back which are named."""
@@ -32,6 +33,14 @@ CAUSES_SHOWN = 3
 """Kinds of failures that are named."""
 ON_THE_HOST = frozenset({"worker", "admin"})
 """Commands that talk to no server."""
+OUTAGE_FIRST = frozenset(RunWaitReason) - {
+    RunWaitReason.PAUSED,
+    RunWaitReason.INGESTING,
+    RunWaitReason.NO_WORKER,
+    RunWaitReason.QUEUE_LOST,
+    RunWaitReason.PERMITS_CLOSED,
+}
+"""Reasons in whose place an outage is told. The others hold a run back before it."""
 
 
 class Explanation(NamedTuple):
@@ -121,7 +130,7 @@ def may_be_held(run: RunReply) -> bool:
     """Tell whether the limits of hosts may be all that holds a run back."""
     reason = None if run.waiting is None else run.waiting.reason
     is_running = run.status == RunStatus.RUNNING and not run.paused
-    return is_running and reason in (None, RunWaitReason.HOST_CLOSED)
+    return is_running and not _outage(run) and reason in (None, RunWaitReason.HOST_CLOSED)
 
 
 async def _waiting_task(api: Api, run: RunReply) -> tuple[str, ...]:
@@ -229,6 +238,10 @@ def _live(job: JobReply, run: RunReply) -> Explanation:
             f"POST /v1/jobs/{printable(job.job_id)}/close, which ends it"
         )
     watch = ("Follow it", ("watch", job.job_id))
+    outage = _outage(run)
+    if outage is not None:
+        helps = _OUTAGE_HELP.get(outage.shared, "It goes on by itself")
+        return Explanation(f"{done}; {_told(outage)}", helps, ("watch", job.job_id))
     if run.waiting is None:
         return Explanation(f"{done}; nothing holds it back", *watch)
     wait = run.waiting
@@ -237,6 +250,35 @@ def _live(job: JobReply, run: RunReply) -> Explanation:
         why += f", since {printable(wait.since)}"
     why += f", until {printable(wait.until)})" if wait.until else ")"
     return Explanation(why, *_HELP.get(wait.reason, _watching)(job, wait))
+
+
+def _outage(run: RunReply) -> OutageReply | None:
+    """Return the outage of a live run, unless something else holds it back first."""
+    reason = None if run.waiting is None else run.waiting.reason
+    is_first = not run.paused and (reason is None or reason in OUTAGE_FIRST)
+    return run.outage if is_first else None
+
+
+def _told(outage: OutageReply) -> str:
+    told = printable(outage.detail or f"the {outage.shared} is away")
+    if outage.shared == "result store":
+        told = f"bodies cannot be stored: {told}"
+    since = f"since {printable(outage.since)}" if outage.since else ""
+    never = "nothing has answered since the server started" if outage.never_answered else ""
+    more = "; ".join(filter(None, (since, never)))
+    return f"{told} ({more})" if more else told
+
+
+_OUTAGE_HELP = {
+    "gateway": "Check the server's --gateway and its network; it then goes on by itself",
+    "resolver": "Check the name servers of the server's machine; it then goes on by itself",
+    "network": "Check the network of the server's machine; it then goes on by itself",
+    "file descriptors": "Let the server open more files (ulimit -n); it goes on by itself as some "
+    "are free",
+    "result store": "Free room on the disk of its data directory, or mend the directory; it then "
+    "goes on by itself",
+}
+"""By what is away. Only a development server tells outages."""
 
 
 Help = Callable[[JobReply, RunWaitReply], tuple[str, tuple[str, ...]]]
@@ -261,7 +303,10 @@ def _checking(_job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]
     return "Free room, or bring the store of bodies back", ("admin", "check")
 
 
-def _easing(job: JobReply, _wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+def _easing(job: JobReply, wait: RunWaitReply) -> tuple[str, tuple[str, ...]]:
+    if wait.detail.startswith(FOR_WANT_OF):
+        helps = "Check the workers' gateway and network; it then goes on by itself"
+        return helps, ("watch", job.job_id)
     return "It goes on by itself, as fast as the gateway takes it", ("watch", job.job_id)
 
 

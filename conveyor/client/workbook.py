@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from conveyor.client.errors import ClientError
+from conveyor.domain.text_rules import pip_install
 
 SUFFIXES = (".xlsx", ".xlsm")
 OTHER_SUFFIXES = (".xls", ".xlsb", ".ods", ".numbers")
@@ -50,9 +51,9 @@ def _rows(file: BinaryIO, name: str) -> Iterable[list[object]]:
     try:
         from python_calamine import CalamineError, CalamineWorkbook
     except ImportError:
-        raise ClientError(
-            f"{name} needs the extra xlsx (pip install 'conveyor-batch[xlsx]'), or save it as CSV"
-        ) from None
+        install = pip_install("conveyor-batch[xlsx]")
+        text = f"{name} needs the extra xlsx ({install}), or save it as CSV"
+        raise ClientError(text) from None
     damaged = (CalamineError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
     try:
         with tempfile.TemporaryFile() as aside:

@@ -209,11 +209,12 @@ def _take_up_clock(
     if moved is not None:
         _keep(moved, directory)
         opened.callback(_save_last, moved)
-    elif directory.clock.exists():
+    elif directory.clock.exists() and not directory.is_clock_told():
         _log.warning(
-            "the server before this one was on a clock that is moved by hand (--clock "
+            "an earlier server of this directory was on a clock that is moved by hand (--clock "
             "manual): what it wrote may be of another time than the present"
         )
+        directory.note_clock_told()
 
 
 def _clearing(

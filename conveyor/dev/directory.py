@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import logging
 import os
 import re
@@ -36,7 +37,7 @@ CONTENTS: dict[str, str] = {
     "blobs/exports/": "exports: job, run, then the id of the export",
     "blobs/tmp/": "blobs being written; emptied at every start",
     "clock": "the instant and the state of the ids of a clock that is moved by hand, as JSON; not "
-    "made on the system's clock",
+    "made on the system's clock, of which a server notes in it that it has told of the other",
     "calls": "the gateway calls under way, in a table that is mapped into memory: the next start "
     "tells by it claims whose call had begun from claims that had only waited",
     "loading": "there while the directory is filled from a copy: no server starts over it, and the "
@@ -52,6 +53,9 @@ _OURS = re.compile(
 """Names of what belongs into a data directory."""
 
 _FILES = [name for name in CONTENTS if "/" not in name]
+
+_TOLD = "told"
+"""The note in the file of a clock that a server on the system's clock has told of it."""
 
 LOADING = "loading"
 """The file that is there while a directory is filled from a copy: what is in it is not whole."""
@@ -93,6 +97,29 @@ class DataDirectory:
     def clock(self) -> Path:
         """The file of a clock that is moved by hand."""
         return self.path / "clock"
+
+    def is_clock_told(self) -> bool:
+        """Tell whether a server on the system's clock has told of the kept one since that ran."""
+        return bool(self._kept_clock().get(_TOLD))
+
+    def note_clock_told(self) -> None:
+        """Note in the file of the kept clock that it was told of. A server that moves it writes the
+        file anew, without the note. A damaged file stays as it is."""
+        kept = self._kept_clock()
+        if not kept:
+            return
+        aside = self.path / "clock.new"
+        # Without the note the next start tells it again.
+        with contextlib.suppress(OSError):
+            aside.write_text(json.dumps({**kept, _TOLD: True}), "ascii")
+            aside.replace(self.clock)
+
+    def _kept_clock(self) -> dict[str, object]:
+        try:
+            kept = json.loads(self.clock.read_text("ascii"))
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
 
     @property
     def calls(self) -> Path:

@@ -17,7 +17,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from hashlib import file_digest, sha256
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from tempfile import mkstemp
 from typing import BinaryIO, NamedTuple, TypeVar, TypeVarTuple, Unpack
@@ -41,6 +41,8 @@ OPERATIONS = "operations of a recording"
 _DRAFT = ".draft-"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NEAR = 25
+_SOME, _SHORT = 100, 200
+"""Exchanges that are looked at for samples, and the characters of the longest URL among those."""
 _INDEX = """
 CREATE TABLE exchanges (
     at INTEGER PRIMARY KEY, size INTEGER, key TEXT, place INTEGER, site TEXT, path TEXT,
@@ -291,6 +293,10 @@ class DirectoryRecordings(Recordings):
     def body(self, digest: str) -> AbstractAsyncContextManager[tuple[Content, int]]:
         return self._body(digest)
 
+    async def samples(self, most: int) -> list[str]:
+        """Return some URLs that are answered with a page to a task of nothing but its URL."""
+        return await self._thread.run(self._samples, most)
+
     async def aclose(self) -> None:
         await self._thread.run(self._close)
 
@@ -341,6 +347,11 @@ class DirectoryRecordings(Recordings):
         # The one that tells most of itself.
         most = max(found, key=lambda other: len(other.url.replace(MASK, "")), default=None)
         return None if most is None else most.key
+
+    def _samples(self, most: int) -> list[str]:
+        rows = self._index.execute("SELECT at, size FROM exchanges ORDER BY at LIMIT ?", (_SOME,))
+        urls = (other.url for row in rows if _is_plain(other := self._read(*row)))
+        return list(islice(dict.fromkeys(urls), most))
 
     def _rewind(self) -> None:
         self._index.execute("DELETE FROM tasks")
@@ -397,6 +408,15 @@ def _is_alike(asked: Asked, other: Exchange) -> bool:
         and _fits(other.url, asked.url)
         and _fits(_told(other.params), _told(asked.params))
     )
+
+
+def _is_plain(exchange: Exchange) -> bool:
+    """Tell whether a command of a shell's line can ask for a page by its URL alone."""
+    url = exchange.url
+    is_short = len(url) <= _SHORT and url.isascii() and url.isprintable()
+    is_bare = exchange.method == "GET" and not (exchange.params or exchange.posted)
+    is_open = not exchange.masked and MASK not in url
+    return exchange.verdict is Verdict.OK and is_short and is_bare and is_open
 
 
 def _told(params: dict[str, str]) -> str:

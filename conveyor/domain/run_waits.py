@@ -25,6 +25,9 @@ STALE_AFTER = 2
 FLEET_PAUSED = "the fleet is paused by an operator: nothing new starts"
 """The detail of every run that waits while the fleet is paused."""
 
+FOR_WANT_OF = "calls fail for want of the "
+"""The begin of the detail of every run that waits during an outage."""
+
 
 class RunWaitReason(StrEnum):
     """The one reason that is told is the first of these that holds."""
@@ -373,7 +376,7 @@ def _bodies_not_kept(seen: Sequence[Sight], workers: Sequence[WorkerReport]) -> 
 def _gateway_throttled(seen: Sequence[Sight], _workers: Sequence[WorkerReport]) -> str:
     away = sorted({name for worker, _ in seen for name in worker.away if name != "result store"})
     if away:
-        return f"waiting for the {' and the '.join(away)}: one trial call a second of each worker"
+        return f"{FOR_WANT_OF}{' and the '.join(away)}: one trial call a second of each worker"
     limit = max(lane.limit for _, lane in seen)
     calls = _counted(min(limit, sum(lane.ceiling for _, lane in seen)), "call")
     return f"the gateway refuses for load: {calls} at a time of {limit:,}"

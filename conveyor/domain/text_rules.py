@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
+import sys
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -17,6 +19,14 @@ from conveyor.domain.errors import InvalidTaskReason
 
 MASK = "***"
 """Stands where a secret was taken out."""
+
+
+def pip_install(package: str) -> str:
+    """Return the command that installs a package where this program runs: a `pip` that a shell
+    finds may be another environment's."""
+    python = sys.executable or ""
+    pip = f"{shlex.quote(python)} -m pip" if python and python.isprintable() else "pip"
+    return f"{pip} install {shlex.quote(package)}"
 
 
 def rfc3339(milliseconds: int) -> str:

@@ -53,11 +53,18 @@ def banner(info: ServerInfo, settings: Settings) -> list[str]:
 
 
 def lines_to_try(info: ServerInfo) -> list[str]:
-    """Return two commands for a first job: one submits three pages, one follows it."""
-    fake = [f"http://fake.test/{name}" for name in "abc"]
-    pages = fake if info.gateway == "fake" else [f"https://example.{name}/" for name in _ENDINGS]
-    tasks = ",".join(f'{{"url":"{page}"}}' for page in pages)
-    body = shlex.quote(f'{{"tasks":[{tasks}]}}')
+    """Return two commands for a first job: one submits up to three pages, one follows it. None for
+    a replay that has no page to offer."""
+    import msgspec
+
+    pages = [f"https://example.{name}/" for name in _ENDINGS]
+    if info.gateway == "fake":
+        pages = [f"http://fake.test/{name}" for name in "abc"]
+    if info.gateway == "replay":
+        pages = list(info.samples)
+    if not pages:
+        return []
+    body = shlex.quote(msgspec.json.encode({"tasks": [{"url": page} for page in pages]}).decode())
     server = "" if info.api == _USUAL_API else f" --server {info.api}"
     return [
         f"try      curl -H 'X-API-Key: local' -H 'Content-Type: application/json' -d {body} "

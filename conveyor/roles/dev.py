@@ -43,7 +43,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Address and process of a server that is ready; `slots` says why it has fewer than were asked
     for, if it has. `inbox` is the URL of its receiver, empty on an address beyond loopback, `pages`
     that of the dashboard, empty without one. `dev_token` opens what moves the server below /_dev,
-    such as its clock; empty beyond loopback. `recording` says what is recorded or replayed."""
+    such as its clock; empty beyond loopback. `recording` says what is recorded or replayed, and
+    `samples` are some URLs that are replayed."""
 
     api: str
     pid: int
@@ -55,6 +56,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     clock: str = "system"
     dev_token: str = ""
     recording: str = ""
+    samples: tuple[str, ...] = ()
 
 
 _MODES = ("system", "manual", "auto")
@@ -207,17 +209,8 @@ async def serve(
             settings, clock, origin=origin, gateway=gateway, dev_token=token, recording=recording
         )
         try:
-            info = ServerInfo(
-                f"{origin}/v1",
-                os.getpid(),
-                str(runtime.data_dir),
-                _gateway_name(settings, gateway, recording),
-                inbox=runtime.inbox,
-                pages=f"{origin}/dashboard" if settings.dashboard else "",
-                clock=clock.mode if isinstance(clock, ManualClock) else "system",
-                dev_token=token,
-                recording=_recording_line(recording),
-            )
+            named = _gateway_name(settings, gateway, recording)
+            info = _info(runtime, settings, origin, named, clock, token, recording)
             keys = None
             if keyboard is not None:
                 address = info.pages or f"{origin}/openapi.json"
@@ -230,7 +223,30 @@ async def serve(
             # Requests cut off at the end have been reported by now; another server of this process
             # may still use this logger.
             UVICORN_LOG.setLevel(logging.NOTSET)
-        return runtime.farewell()
+        return runtime.recorded.farewell()
+
+
+def _info(
+    runtime: Runtime,
+    settings: Settings,
+    origin: str,
+    gateway: str,
+    clock: Clock,
+    token: str,
+    recording: RecordingChoice,
+) -> ServerInfo:
+    return ServerInfo(
+        f"{origin}/v1",
+        os.getpid(),
+        str(runtime.data_dir),
+        gateway,
+        inbox=runtime.inbox,
+        pages=f"{origin}/dashboard" if settings.dashboard else "",
+        clock=clock.mode if isinstance(clock, ManualClock) else "system",
+        dev_token=token,
+        recording=_recording_line(recording),
+        samples=runtime.recorded.samples,
+    )
 
 
 def _gateway_name(settings: Settings, given: Gateway | None, recording: RecordingChoice) -> str:

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import anyio
 
+from conveyor.domain.text_rules import pip_install
+
 T = TypeVar("T")
 
 BACKENDS = ("asyncio", "trio")
@@ -224,7 +226,7 @@ def _run_on_trio(main: Callable[[VirtualTime], Awaitable[T]], seed: int) -> T:
         testing: Any = importlib.import_module("trio.testing")
         scheduler = importlib.import_module("trio._core._run")
     except ImportError:
-        raise RuntimeError("the trio backend needs trio: pip install trio") from None
+        raise RuntimeError(f"the trio backend needs trio: {pip_install('trio')}") from None
 
     async def on_trio() -> T:
         return await main(virtual_time())

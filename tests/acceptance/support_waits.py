@@ -47,7 +47,10 @@ def told(wire: Wire, api: str, job_id: str, reason: RunWaitReason, *others: RunW
     watched, explained = anyio.run(said, api, job_id)
     detail = run["waiting"]["detail"]
     assert f"; waiting because {reason}: {detail}" in watched, watched
-    assert f"it waits because {detail} ({reason}, since " in explained, explained
+    because = f"it waits because {detail} ({reason}, since "
+    if "outage" in run:  # told in place of the reason that comes of it
+        because = f"{run['outage']['detail']} (since "
+    assert because in explained, explained
     return run
 
 

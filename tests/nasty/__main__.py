@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from tests.nasty.table import DOCUMENT, document
 
 def main() -> int:
     """Run the command; the exit code."""
+    argparse.ArgumentParser(
+        prog="python -m tests.nasty", description=__doc__, epilog="It has no other options."
+    ).parse_args()
     if shutil.which("curl") is None:
         sys.stderr.write("python -m tests.nasty: install curl first\n")
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conveyor.roles.banner import BannerPrinter, banner, json_line, path_line
+from conveyor.roles.banner import BannerPrinter, banner, json_line, lines_to_try, path_line
 from conveyor.roles.dev import ServerInfo
 from conveyor.settings import Settings
 
@@ -159,3 +160,14 @@ def test_the_export_line_stands_in_the_banner(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     (line,) = [line for line in banner(INFO, Settings()) if line.startswith("command")]
     assert line.split()[1:3] == ["export", f'PATH={sysconfig.get_path("scripts")}:"$PATH"']
+
+
+def test_a_replay_offers_pages_that_are_recorded_to_try_and_none_without() -> None:
+    replay = msgspec.structs.replace(INFO, gateway="replay")
+    assert lines_to_try(replay) == []
+    samples = ("http://shop.test/a?b='c'", "http://shop.test/d")
+    submit, follow = lines_to_try(msgspec.structs.replace(replay, samples=samples))
+    (body,) = (one for one in shlex.split(submit) if one.startswith("{"))
+    assert [task["url"] for task in json.loads(body)["tasks"]] == list(samples)
+    assert follow.startswith("then ")
+    assert "https://example.com/" in lines_to_try(INFO)[0]

@@ -9,6 +9,7 @@ import pytest
 from conveyor.client.explain import (
     HOSTS_SHOWN,
     ON_THE_HOST,
+    OUTAGE_FIRST,
     explain,
     failing,
     held_back,
@@ -20,12 +21,14 @@ from conveyor.client.wire import (
     HostReply,
     HostsReply,
     JobReply,
+    OutageReply,
     RunReply,
     RunWaitReply,
     ScheduleReply,
     StatsReply,
 )
-from conveyor.domain.run_waits import FLEET_PAUSED, RunWaitReason
+from conveyor.domain.run_waits import FLEET_PAUSED, FOR_WANT_OF, RunWaitReason
+from conveyor.ports.gateway import Shared
 
 
 def run(done: int = 3, total: int = 10, *, failed: int = 0, **fields: Any) -> RunReply:
@@ -81,6 +84,65 @@ def test_what_helps_a_development_server_leaves_the_details_there() -> None:
     assert found.latest_run is not None
     explained = failing(found.latest_run, explain(found), ["a cause"])
     assert in_development(found, explained).details == ("a cause",)
+
+
+UNRESOLVED = "the gateway https://api.example/v1/ cannot be reached: the host name has no address"
+AT_ONCE = [None, *(one for one in RunWaitReason if one in OUTAGE_FIRST)]
+LATER = [one for one in RunWaitReason if one not in OUTAGE_FIRST]
+
+
+def away(shared: str = "gateway", reason: str | None = None, **fields: Any) -> JobReply:
+    wait = None if reason is None else RunWaitReply(reason=reason, detail="the wait", since="T")
+    outage = OutageReply(shared=shared, detail=UNRESOLVED, since="S", **fields)
+    return job(run(outage=outage, waiting=wait))
+
+
+@pytest.mark.parametrize("reason", AT_ONCE)
+def test_an_outage_is_told_by_its_cause_with_what_to_check(reason: str | None) -> None:
+    found = explain(away(reason=reason))
+    assert found.why == f"3 of 10 tasks done; {UNRESOLVED} (since S)"
+    assert "--gateway" in found.helps
+    assert "network" in found.helps
+    assert found.words == ("watch", "J")
+
+
+def test_an_outage_that_nothing_preceded_is_told_as_such() -> None:
+    found = explain(away(never_answered=True))
+    assert found.why.endswith(" (since S; nothing has answered since the server started)")
+
+
+@pytest.mark.parametrize("reason", LATER)
+def test_an_outage_does_not_hide_a_reason_that_comes_before_it(reason: str) -> None:
+    assert f"the wait ({reason}" in explain(away(reason=reason)).why
+
+
+@pytest.mark.parametrize("shared", [one.value for one in Shared])
+def test_each_outage_has_its_own_help_and_only_the_gateways_own_asks_for_its_address(
+    shared: str,
+) -> None:
+    helps = explain(away(shared)).helps
+    assert ("--gateway" in helps) is (shared == "gateway")
+    assert helps != explain(away("some part of a later server")).helps
+
+
+def test_of_a_store_that_is_away_it_is_told_what_that_is_for() -> None:
+    why = explain(away("result store")).why
+    assert why == f"3 of 10 tasks done; bodies cannot be stored: {UNRESOLVED} (since S)"
+
+
+def test_hosts_are_not_looked_for_while_something_is_away() -> None:
+    latest = away().latest_run
+    assert latest is not None
+    assert not may_be_held(latest)
+
+
+def test_an_outage_that_only_the_workers_know_is_not_told_as_throttling() -> None:
+    detail = f"{FOR_WANT_OF}gateway: one trial call a second of each worker"
+    wait = RunWaitReply(reason=RunWaitReason.GATEWAY_THROTTLED, detail=detail)
+    found = explain(job(run(waiting=wait)))
+    assert found.why == f"3 of 10 tasks done; it waits because {detail} (gateway_throttled)"
+    assert "as fast as" not in found.helps
+    assert "network" in found.helps
 
 
 SCHEDULE = ScheduleReply(at="2026-01-01T00:00:00Z")

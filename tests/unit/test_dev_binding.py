@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.clock import ManualClock
 from conveyor.dev.binding import open_binding
 from conveyor.domain.api_keys import NONCE_LENGTH, KeySealer, secret_bytes
 from conveyor.domain.errors import ConveyorError, ErrorCode
@@ -18,6 +19,8 @@ from conveyor.records.blob_keys import result_key
 from conveyor.testing.clock import FakeClock
 from tests.conformance.world import CALLER, World
 from tests.disk import files_below
+
+START = 1_800_000_000_000
 
 
 @pytest.fixture
@@ -199,3 +202,45 @@ async def test_signing_keys_depend_on_their_root_secret_too(tmp_path: Path) -> N
     with pytest.raises(ConveyorError, match="another root secret"):
         await _reopen(tmp_path, clock, "another secret")
     await _reopen(tmp_path, clock, "one secret")
+
+
+async def _started(path: Path, *, by_hand: bool = False) -> int:
+    """Start and end a server; return its last instant."""
+    clock = ManualClock(start=START) if by_hand else None
+    binding = await open_binding(path, clock or FakeClock(), moved=clock)
+    if clock is not None:
+        await clock.advance(86_400)
+    await binding.ports.aclose()
+    return 0 if clock is None else clock.now()
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [one.getMessage() for one in caplog.records if "--clock manual" in one.getMessage()]
+    caplog.clear()
+    return found
+
+
+async def test_a_clock_moved_by_an_earlier_server_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await _started(tmp_path)
+    assert not _warnings(caplog)
+    ended = await _started(tmp_path, by_hand=True)
+    await _started(tmp_path)
+    (told,) = _warnings(caplog)
+    assert told.startswith("an earlier server of this directory was on a clock")
+    await _started(tmp_path)
+    assert not _warnings(caplog)
+    assert await _started(tmp_path, by_hand=True) > ended, "it goes on from where it was kept"
+    await _started(tmp_path)
+    assert len(_warnings(caplog)) == 1, "there is news again"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "no JSON", "\ufeff"])
+async def test_a_damaged_file_of_a_clock_keeps_no_server_of_the_systems_clock_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    (tmp_path / "clock").write_text(text, "utf-8")
+    await _started(tmp_path)
+    assert len(_warnings(caplog)) == 1
+    assert (tmp_path / "clock").read_text("utf-8") == text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -38,3 +40,21 @@ def test_the_document_is_short_and_names_the_versions_of_the_peers() -> None:
 def test_verdicts_are_counted_where_they_differ() -> None:
     assert summary(["refused"] * 3) == "refused"
     assert summary(["whole", "refused", "whole"]) == "whole (2) · refused (1)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "code"), [("-h", 0), ("--help", 0), ("--nonsense", 2)])
+def test_help_and_a_wrong_option_ask_nobody_and_write_nothing(flag: str, code: int) -> None:
+    before = DOCUMENT.stat().st_mtime_ns
+    # Without a PATH it finds no curl: a run that began would end there.
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.nasty", flag],
+        cwd=DOCUMENT.parents[1],
+        env={"PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code
+    assert "usage: python -m tests.nasty" in ended.stdout + ended.stderr
+    assert DOCUMENT.stat().st_mtime_ns == before

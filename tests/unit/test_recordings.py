@@ -268,6 +268,28 @@ async def test_a_replay_that_is_rewound_begins_with_the_first_answers(tmp_path: 
     await replay.aclose()
 
 
+async def test_samples_are_pages_that_a_task_of_its_url_alone_is_answered_with(
+    tmp_path: Path,
+) -> None:
+    plain = [asked(name) for name in "abcd"]
+    others = [
+        asked("gone", status=404),
+        asked("long", words="x" * 200),
+        ScrapeRequest(target("rendered"), KEY, params={"js_render": "true"}),
+        ScrapeRequest(f"{target('told', body='hi')}&apikey={KEY}", KEY),
+    ]
+    async with recording(tmp_path / "r") as gateway:
+        for request in [*others, plain[0], *plain]:
+            await answer(gateway, request)
+    recordings = await open_recordings(tmp_path / "r")
+    samples = await recordings.samples(3)
+    assert samples == [request.url for request in plain[:3]]
+    replay = ReplayGateway(recordings)
+    for url in samples:
+        assert len(await answer(replay, ScrapeRequest(url, "another-key"))) == 6
+    await replay.aclose()
+
+
 async def test_an_answer_with_a_secret_is_withheld(tmp_path: Path) -> None:
     clean, told, large = (
         asked("clean"),

@@ -159,7 +159,7 @@ def test_a_missing_trio_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     async def main(time: VirtualTime) -> None:
         """Never reached."""
 
-    with pytest.raises(RuntimeError, match="pip install trio"):
+    with pytest.raises(RuntimeError, match="-m pip install trio"):
         run(main, backend="trio")
 
 

@@ -229,7 +229,7 @@ def test_an_outage_is_told_as_what_it_is() -> None:
     wait = run_wait(run(), crew(seen), NOW)
     assert wait is not None
     assert wait.detail == (
-        "waiting for the gateway and the network: one trial call a second of each worker"
+        "calls fail for want of the gateway and the network: one trial call a second of each worker"
     )
 
 
