@@ -26,7 +26,7 @@ FLEET_PAUSED = "the fleet is paused by an operator: nothing new starts"
 """The detail of every run that waits while the fleet is paused."""
 
 FOR_WANT_OF = "calls fail for want of the "
-"""The begin of the detail of every run that waits during an outage."""
+"""The beginning of the detail of every run that waits during an outage."""
 
 
 class RunWaitReason(StrEnum):

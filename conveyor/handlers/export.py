@@ -21,7 +21,6 @@ from conveyor.domain.errors import ConveyorError
 from conveyor.domain.export_rows import Exported
 from conveyor.domain.model import Job, Task, TaskStatus
 from conveyor.domain.shards import shards_of
-from conveyor.domain.text_rules import pip_install
 from conveyor.handlers.export_writers import Writer, archive
 from conveyor.ports.blobs import BlobReader, Blobs
 from conveyor.ports.clock import Clock
@@ -307,7 +306,7 @@ def _writer(export_format: ExportFormat) -> Writer:
             raise
         raise _Impossible(
             "parquet needs the extra parquet where the worker runs: "
-            f"{pip_install('conveyor-batch[parquet]')}"
+            "pip install 'conveyor-batch[parquet]'"
         ) from None
     return writer
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from conveyor.domain.errors import ConveyorError, ErrorCode, not_found
-from conveyor.domain.text_rules import pip_install
 from conveyor.ports.exports import Export, ExportFormat, ExportStatus
 from conveyor.records.blob_keys import export_key
 from conveyor.service.context import Context
@@ -55,7 +54,7 @@ class RunExports:
             raise ConveyorError(
                 ErrorCode.INVALID_ARGUMENT,
                 "format: parquet needs the extra parquet where the server runs: "
-                f"{pip_install('conveyor-batch[parquet]')}",
+                "pip install 'conveyor-batch[parquet]'",
             )
         now = self._context.clock.now()
         export = Export(

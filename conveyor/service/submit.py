@@ -13,7 +13,6 @@ from conveyor.domain.scheduling import Scheduling, Template
 from conveyor.domain.shards import Shards, ShardScheme, layout
 from conveyor.domain.states import live_run_status
 from conveyor.domain.submission import JobRequest, Limits, parse_add, parse_job
-from conveyor.domain.text_rules import pip_install
 from conveyor.ports.records import Appended, AppendRequest, StoredResponse
 from conveyor.ports.tracing import TRACEPARENT
 from conveyor.records.quotas import ActiveJobQuota, ScheduledJobQuota
@@ -290,7 +289,7 @@ def _refuse_robots(request: JobRequest) -> None:
     if request.politeness is not None and request.politeness.robots:
         problem = (
             "politeness.robots: needs the gateway direct, and the extra robots where the server "
-            f"runs: {pip_install('conveyor-batch[robots]')}, and a restart"
+            "runs: pip install 'conveyor-batch[robots]', and a restart"
         )
         raise ConveyorError(ErrorCode.INVALID_ARGUMENT, problem)
 

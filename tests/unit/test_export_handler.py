@@ -15,7 +15,6 @@ import anyio
 import pytest
 
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.text_rules import pip_install
 from conveyor.handlers.export import BUSY_PAUSE, TRIES
 from conveyor.ports.blobs import Content
 from conveyor.ports.handler import ACKNOWLEDGE
@@ -173,7 +172,7 @@ async def test_parquet_without_its_extra_is_refused_by_name(
 
     response = await api.client.post(path_of(job), params={"format": "parquet"})
     detail = problem_of(response, status=400, code="invalid_argument")["detail"]
-    install = pip_install("conveyor-batch[parquet]")
+    install = "pip install 'conveyor-batch[parquet]'"
     assert detail == f"format: parquet needs the extra parquet where the server runs: {install}"
     assert await handler(api).handle(delivery, never) == ACKNOWLEDGE
     export = await state(api, job, export_id)
