@@ -678,7 +678,8 @@ def _json(text: str, secrets: _Secrets, depth: int) -> str:
 
 def _document(value: Any, secrets: _Secrets, depth: int) -> Any:
     if isinstance(value, str):
-        return _text(value, secrets, depth + 1)
+        # Shorter than the document that it is in, however many documents lie within one another.
+        return _text(value, secrets, depth)
     if not isinstance(value, _Members):
         is_list = isinstance(value, list)
         return [_document(item, secrets, depth) for item in value] if is_list else value

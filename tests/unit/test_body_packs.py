@@ -121,6 +121,22 @@ def away(_body: bytes) -> Exception:
     return ConveyorError(ErrorCode.UNAVAILABLE, "the store is away")
 
 
+async def test_a_pack_that_was_full_takes_no_other_pack_of_its_run_from_those_open() -> None:
+    bench = Bench()
+    large = [bytes([number]) * PACKED_MOST for number in range(RANGE_BYTES // PACKED_MOST)]
+    async with anyio.create_task_group() as group:
+        for number, body in enumerate([*large, b"the first of the next"]):
+            group.start_soon(bench.put(key_of(number), body))
+            await bench.advance(0.0)
+        await bench.advance(GATHERING / 3)
+        group.start_soon(bench.put(key_of(len(large) + 1), b"and the second"))
+        await bench.advance(2 * GATHERING)
+    full, next_one = (content for _, content in bench.shelf.puts)
+    assert full == b"".join(large)
+    assert next_one == b"the first of the nextand the second"
+    assert not bench.packs._open
+
+
 async def test_bodies_of_a_run_that_end_close_together_are_one_object_of_the_run() -> None:
     bench = Bench()
     bodies = {key_of(number): b"body %d" % number for number in range(5)}

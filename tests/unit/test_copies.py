@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from conveyor.dev.copies import load_copy, save_copy
-from conveyor.dev.directory import DataDirectory
+from conveyor.dev.directory import LOADING, DataDirectory
 from conveyor.dev.sqlite import open_store
+from conveyor.domain.errors import ConveyorError
 from conveyor.records.blob_keys import result_key
 from conveyor.testing.clock import FakeClock
 from tests.disk import files_below
@@ -65,3 +66,23 @@ def test_a_copy_has_every_body_and_fills_a_directory_with_the_same(
         name: body for name, body in before.items() if name != "conveyor.db"
     }
     assert contents(source) == before, "nothing is left aside"
+
+
+def test_a_directory_that_a_killed_load_left_is_filled_again(source: Path, tmp_path: Path) -> None:
+    save_copy(source, tmp_path / "copy.tar", FakeClock())
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    (tmp_path / "into" / LOADING).touch()
+    load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    assert contents(tmp_path / "into").keys() == contents(source).keys()
+
+
+@pytest.mark.parametrize("left", ["conveyor.db", "blobs", "notes.txt"])
+def test_a_directory_with_anything_in_it_is_not_filled(
+    source: Path, tmp_path: Path, left: str
+) -> None:
+    save_copy(source, tmp_path / "copy.tar", FakeClock())
+    (tmp_path / "into").mkdir()
+    (tmp_path / "into" / left).write_text("somebody's")
+    with pytest.raises(ConveyorError, match="not empty"):
+        load_copy(tmp_path / "copy.tar", tmp_path / "into")
+    assert (tmp_path / "into" / left).read_text() == "somebody's"

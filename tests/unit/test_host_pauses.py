@@ -155,6 +155,21 @@ async def test_a_connection_that_a_pause_left_unused_is_kept(
         assert len(server.requests) == 1
 
 
+async def test_no_connection_is_made_to_a_host_in_its_pause(
+    clock: FakeClock, server: RawServer
+) -> None:
+    lookups: list[str] = []
+
+    async def lookup(host: str, _port: int) -> list[str]:
+        lookups.append(host)
+        return ["127.0.0.1"]
+
+    async with aclosing(DirectGateway(clock, allow_private=True, lookup=lookup)) as gateway:
+        gateway._pauses.begin(parse_target(server.url(host="site.test")), 3.0)
+        assert isinstance(await fetch(gateway, server.url(host="site.test")), Postponed)
+        assert (lookups, server.requests) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("status", "after"),
     [(429, None), (503, "soon"), (503, "0"), (500, "3"), (408, "3"), (404, "3"), (200, "3")],

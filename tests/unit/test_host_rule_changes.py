@@ -9,6 +9,7 @@ import pytest
 
 from conveyor.domain.hosts import HostPattern, HostRules, host_key
 from conveyor.domain.model import DispatchableRun
+from conveyor.engine.lanes import Lanes
 from conveyor.ports.pacing import NOTHING_ELSE, Booking
 from tests.unit.dispatch_world import World
 from tests.unit.test_empty_lanes import booked
@@ -230,6 +231,33 @@ async def test_hidden_messages_of_hosts_that_are_counted_together_no_more_come_s
         await bench.clock.advance(30.0)
         assert len(bench.tasks.done) == 96, "as fast as before, but each host by itself"
     assert bench.received() <= 3 * 96
+
+
+async def test_hidden_messages_that_came_sooner_once_stay_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second change that makes no host faster moves none of them again."""
+    moved, hasten = list[float](), Lanes.hasten_row
+
+    def noting(lanes: Lanes, run_id: str, now: float, due: float, sooner: float) -> None:
+        moved.append(sooner)
+        hasten(lanes, run_id, now, due, sooner)
+
+    monkeypatch.setattr(Lanes, "hasten_row", noting)
+    together = HostPattern(rate=1.0, together=True)
+    bench = World(
+        slots=20, duration=lambda _: 0.1, limits=HostRules(patterns={"*.example": together})
+    )
+    async with bench.running():
+        await bench.submit("a", 96, hosts=tuple(f"{name}.example:443" for name in "abcdefgh"))
+        await bench.clock.advance(4.0)
+        bench.limits = HostRules(rate=1.0)
+        await bench.clock.advance(2.5)
+        assert moved
+        moved.clear()
+        bench.limits = HostRules(rate=1.0, limit=50)
+        await bench.clock.advance(2.0)
+        assert not moved
 
 
 async def test_a_run_that_was_paused_comes_sooner_once_its_host_may_be_called_more_often() -> None:

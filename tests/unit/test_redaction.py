@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from conveyor.domain.model import TaskBody
-from conveyor.gateway.redaction import SecretNames, SecretScanner, redacted
+from conveyor.gateway.redaction import Redacted, SecretNames, SecretScanner, redacted
 from conveyor.ports.gateway import ScrapeRequest
 
 KEY = "k-5f0c9a77e1d24b"
@@ -77,6 +77,19 @@ def test_a_secret_is_found_in_every_encoding_and_across_pieces(number: int, step
     assert any(scanner.feed(piece) for piece in pieces)
     other = SecretScanner(["another secret"])
     assert not any(other.feed(piece) for piece in pieces)
+
+
+@pytest.mark.parametrize("levels", [1, 4, 5, 8])
+def test_a_secret_is_taken_out_of_documents_within_documents(levels: int) -> None:
+    def found(secret: str, page: int = 2) -> Redacted:
+        text = json.dumps({"password": secret, "page": page})
+        for _ in range(levels):
+            text = json.dumps({"inner": text, "also": [text]})
+        return redacted(asked(method="POST", body=TaskBody(text, "application/json")))
+
+    assert found("planted-1").asked == found("planted-2").asked
+    assert found("planted-1").asked != found("planted-1", page=3).asked
+    assert "planted-1" in found("planted-1").secrets
 
 
 @pytest.mark.parametrize(
