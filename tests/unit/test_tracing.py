@@ -57,17 +57,7 @@ def test_nothing_waits_for_a_collector_that_is_silent_once_the_tracer_is_closed(
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        tracer = OpenTelemetryTracer(
-            SystemClock(),
-            endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}",
-            ratio=1.0,
-            service="conveyor-test",
-        )
-        for number in range(1_500):
-            recording = tracer.begin_always("fire", started_at=number)
-            assert recording is not None
-            recording.end(number + 1, {"job_id": "j"})
-        anyio.run(tracer.aclose)
+        close_at_work(silent.getsockname()[1])
         kept = {thread for thread in threading.enumerate() if not thread.daemon} - before
         # Threads that the event loop has told to stop may take a moment to end.
         for thread in kept:
@@ -93,17 +83,7 @@ def test_a_collector_that_takes_none_is_asked_nothing_more_once_the_tracer_is_cl
     with HTTPServer(("127.0.0.1", 0), Refusing) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        tracer = OpenTelemetryTracer(
-            SystemClock(),
-            endpoint=f"http://127.0.0.1:{server.server_port}",
-            ratio=1.0,
-            service="conveyor-test",
-        )
-        for number in range(1_500):
-            recording = tracer.begin_always("fire", started_at=number)
-            assert recording is not None
-            recording.end(number + 1, {"job_id": "j"})
-        anyio.run(tracer.aclose)
+        close_at_work(server.server_port)
         at_the_end = len(asked)
         for thread in set(threading.enumerate()) - before - {serving}:
             thread.join(SECONDS)
@@ -114,13 +94,28 @@ def test_a_collector_that_takes_none_is_asked_nothing_more_once_the_tracer_is_cl
     assert 0 < len(asked) <= at_the_end + 1
 
 
+def tracer_to(port: int, ratio: float) -> OpenTelemetryTracer:
+    """A tracer whose collector listens, or does not, at a port of this machine."""
+    endpoint = f"http://127.0.0.1:{port}"
+    return OpenTelemetryTracer(
+        SystemClock(), endpoint=endpoint, ratio=ratio, service="conveyor-test"
+    )
+
+
+def close_at_work(port: int) -> None:
+    """Close a tracer that has some batches to send."""
+    tracer = tracer_to(port, 1.0)
+    for number in range(1_500):
+        recording = tracer.begin_always("fire", started_at=number)
+        assert recording is not None
+        recording.end(number + 1, {"job_id": "j"})
+    anyio.run(tracer.aclose)
+
+
 @contextmanager
 def opened(ratio: float) -> Iterator[OpenTelemetryTracer]:
     """A tracer without a collector."""
-    endpoint = "http://127.0.0.1:9"
-    tracer = OpenTelemetryTracer(
-        SystemClock(), endpoint=endpoint, ratio=ratio, service="conveyor-test"
-    )
+    tracer = tracer_to(9, ratio)
     try:
         yield tracer
     finally:
