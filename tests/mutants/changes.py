@@ -50,7 +50,7 @@ class Mutant:
 
     `text` is its line without the indent, `function` the dotted name of what it stands in. Of equal
     changes of equal lines in one function `nth` tells which. `start` and `end` are byte offsets;
-    `lines` are those of the statement.
+    `lines` are those of the statement, `coroutine` those of the coroutine that it stands in.
     """
 
     path: str
@@ -63,6 +63,7 @@ class Mutant:
     replacement: str
     lines: tuple[int, int]
     in_function: bool
+    coroutine: tuple[int, int] | None
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
@@ -98,6 +99,7 @@ class _Finder:
         self._names: list[str] = []
         self._functions = 0
         self._lines = (1, 1)
+        self._coroutine: tuple[int, int] | None = None
 
     def found(self) -> Iterator[Mutant]:
         yield from self._body(self._tree.body)
@@ -132,15 +134,20 @@ class _Finder:
         if node.name in ("__repr__", "__str__"):
             return
         self._names.append(node.name)
+        around = self._coroutine
         if not isinstance(node, ast.ClassDef):
             self._lines = node.lineno, node.body[0].lineno - 1
             for default in (*node.args.defaults, *node.args.kw_defaults):
                 if default is not None:
                     yield from self._expression(default, node)
             self._functions += 1
+            assert node.end_lineno is not None
+            is_coroutine = isinstance(node, ast.AsyncFunctionDef)
+            self._coroutine = (node.lineno, node.end_lineno) if is_coroutine else None
         yield from self._body(node.body)
         if not isinstance(node, ast.ClassDef):
             self._functions -= 1
+        self._coroutine = around
         self._names.pop()
 
     def _removal(self, node: ast.stmt) -> Iterator[Mutant]:
@@ -252,6 +259,7 @@ class _Finder:
             replacement,
             self._lines,
             self._functions > 0,
+            self._coroutine,
         )
 
     def _offsets(self, node: ast.expr | ast.stmt) -> tuple[int, int]:

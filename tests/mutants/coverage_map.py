@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -66,27 +67,30 @@ class CoverageMap:
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests that pass the line, those of the modules first that pass most of its
-        file, and the fastest first. A line that runs at import is every test's of its file."""
+        file, and the fastest first. A line that runs at import is every test's of its file.
+
+        Behind them come those that pass any line of its coroutine: nothing that a coroutine does is
+        seen once an exception, such as a cancellation, was thrown into it from outside.
+        """
         touched: Counter[str] = Counter()
-        chosen: defaultdict[str, list[str]] = defaultdict(list)
-        first, last = mutant.lines
+        exact: dict[str, set[str]] = {}
+        near: dict[str, set[str]] = {}
         for module, by_line in self._passed(mutant.path):
             touched[module] = len(by_line)
-            wanted = [
-                tests
-                for line, tests in by_line.items()
-                if not mutant.in_function or first <= line <= last
-            ]
-            chosen[module] = [
-                test
-                for test in {test for tests in wanted for test in tests}
-                if test.startswith(f"{module}::") and test in self.seconds
-            ]
-        modules = sorted(chosen, key=lambda module: (-touched[module], module))
-        return [test for module in modules for test in sorted(chosen[module], key=self._speed)]
+            exact[module] = _passing(by_line, mutant.lines if mutant.in_function else None)
+            if mutant.coroutine is not None:
+                near[module] = _passing(by_line, mutant.coroutine) - exact[module]
+        modules = sorted(touched, key=lambda module: (-touched[module], module))
+        return [
+            test
+            for chosen in (exact, near)
+            for module in modules
+            for test in sorted(chosen.get(module, ()), key=self._speed)
+            if test in self.seconds
+        ]
 
     def _speed(self, test: str) -> tuple[float, str]:
-        return round(self.seconds[test], 2), test
+        return round(self.seconds.get(test, 0.0), 2), test
 
     def _passed(self, path: str) -> Iterable[tuple[str, dict[int, list[str]]]]:
         """Return of each test module the lines of a file that its tests pass."""
@@ -107,6 +111,12 @@ class CoverageMap:
                     own = {line: tests for line, tests in own.items() if tests}
                     if own:
                         yield module, own
+
+
+def _passing(by_line: dict[int, list[str]], lines: tuple[int, int] | None) -> set[str]:
+    """Return the tests that pass one of the lines, or any line at all."""
+    first, last = lines or (0, sys.maxsize)
+    return {test for line, tests in by_line.items() if first <= line <= last for test in tests}
 
 
 def watch(trees: list[Tree], say: Callable[[str], None]) -> CoverageMap:

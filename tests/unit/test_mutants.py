@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
 from tests.architecture.source import ROOT
 from tests.mutants.changes import Mutant, mutants_of
 from tests.mutants.core import ROOMS, Equivalent, drawn, equivalents, every_mutant
+from tests.mutants.coverage_map import CoverageMap
 from tests.mutants.report import Tally, document
 from tests.mutants.trial import Outcome, Trial
 
@@ -153,3 +156,41 @@ def test_every_room_of_the_core_is_changed(core: list[Mutant]) -> None:
 
     for room in ROOMS:
         assert any(path.startswith(f"conveyor/{room}/") for path in paths)
+
+
+COROUTINE = """async def work(self):
+    await self.first()
+    self.second()
+
+
+def other(self):
+    self.first()
+    self.third()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "tests"),
+    [
+        ("self.second()", ["exact", "quick", "slow"]),
+        ("self.third()", ["third"]),
+    ],
+)
+def test_tests_of_a_coroutine_come_behind_those_that_were_seen_to_pass_the_line(
+    tmp_path: Path, text: str, tests: list[str]
+) -> None:
+    module = "tests/unit/test_work.py"
+    lines = {"slow": [1, 2], "exact": [1, 2, 3], "quick": [1, 2], "third": [6, 7, 8], "gone": [3]}
+    seconds = {"slow": 2.0, "exact": 3.0, "quick": 1.0, "third": 1.0}
+    data = CoverageData(str(tmp_path / "work.coverage"))
+    for test, passed in lines.items():
+        data.set_context(f"{module}::{test}")
+        data.add_lines({"conveyor/aio/work.py": passed})
+    data.write()
+    seen = CoverageMap(
+        {module: tmp_path / "work.coverage"},
+        {f"{module}::{test}": spent for test, spent in seconds.items()},
+    )
+    [removed] = [one for one in mutants_of("conveyor/aio/work.py", COROUTINE) if one.text == text]
+
+    assert seen.tests_of(removed) == [f"{module}::{test}" for test in tests]
