@@ -54,7 +54,11 @@ class _Way(socketserver.BaseRequestHandler):
             suppress(ConnectionError, BrokenPipeError),
         ):
             holds_answer = threading.Event()
-            back = threading.Thread(target=self._back, args=(upstream, client, holds_answer))
+            # It ends with the connection, as the thread of this one does, and not with a test.
+            name = f"{threading.current_thread().name}, back"
+            back = threading.Thread(
+                target=self._back, args=(upstream, client, holds_answer), name=name
+            )
             back.start()
             try:
                 self._there(client, upstream, holds_answer)
