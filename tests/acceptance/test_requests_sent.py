@@ -93,6 +93,7 @@ class UnsteadySite:
         self._listener = listener
         self._context = context
         self._faults = FAULTS if context is None else TLS_FAULTS
+        self._deck: list[str] = []
         self._visits: Counter[bytes] = Counter()
         self._draw = random.Random(f"{seed} {scheme}")
         self._lock = threading.Lock()
@@ -138,13 +139,16 @@ class UnsteadySite:
         return found[1]
 
     def _drawn(self, head: bytes) -> Fault | None:
-        """Count a request, and draw what becomes of it: in half of all cases nothing bad."""
+        """Count a request, and draw what becomes of it: in half of all cases nothing bad, else each
+        fault once before any comes again, so that few requests meet them all."""
         page = self._count(head)
         with self._lock:
             self._visits[page] += 1
             if self._visits[page] > MOST_FAULTS or self._draw.random() < 0.5:
                 return None
-            name = self._draw.choice(list(self._faults))
+            if not self._deck:
+                self._deck = self._draw.sample(list(self._faults), len(self._faults))
+            name = self._deck.pop()
             self.met[name] += 1
             return self._faults[name]
 
