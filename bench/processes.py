@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,12 @@ def usage(root: int) -> Usage:
     return Usage(cpu_seconds(pids), sum(memory(pid, "VmHWM") for pid in pids))
 
 
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it ended since it was found
+            os.kill(pid, number)
+
+
 class Child:
     """One child process; its output goes to a file, unless `stdout` says otherwise."""
 
@@ -128,13 +135,11 @@ class Child:
 
     def freeze(self) -> None:
         """Stop it and its descendants with SIGSTOP."""
-        for pid in tree(self.pid):
-            os.kill(pid, signal.SIGSTOP)
+        _signal(tree(self.pid), signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Continue it and its descendants."""
-        for pid in reversed(tree(self.pid)):
-            os.kill(pid, signal.SIGCONT)
+        _signal(tree(self.pid)[::-1], signal.SIGCONT)
 
     def stop(self) -> None:
         """End it and its descendants: SIGTERM, and SIGKILL for those left after a while."""
@@ -145,6 +150,5 @@ class Child:
         try:
             self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+            _signal(pids, signal.SIGKILL)
             self.process.wait()

@@ -74,12 +74,14 @@ class Fork:
         return self._code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it is known to have ended."""
+        """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # The program that forked may not have told of its end yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it, unless it is known to have ended."""
+        """Kill it, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
 

@@ -44,7 +44,10 @@ sys.exit(int(sys.argv[1]))
 KILL = """
 import os, pathlib, sys, time
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    words = path.read_bytes().split(b"\\0")
+    try:
+        words = path.read_bytes().split(b"\\0")
+    except OSError:
+        continue  # it has ended
     if b"--data-dir" in words and any(word.startswith(sys.argv[1].encode()) for word in words):
         if int(path.parent.name) != os.getpid():
             os.kill(int(path.parent.name), 9)
