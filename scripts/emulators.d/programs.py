@@ -20,6 +20,7 @@ class Emulator:
 
     `addresses`: by service, with `{port}`. `command`: made from a port and an empty directory;
     raises OSError if the program is missing. `ready`: raises OSError until it is ready.
+    `leftovers`: files outside its directory that a killed one leaves, by its command.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Emulator:
     command: Callable[[int, Path], list[str]]
     ready: Callable[[int], None]
     environment: Mapping[str, str] = field(default_factory=dict)
+    leftovers: Callable[[list[str]], list[Path]] = lambda _: []
 
 
 def emulators(venv: Path) -> list[Emulator]:
@@ -63,6 +65,7 @@ def emulators(venv: Path) -> list[Emulator]:
             {"S3": "http://localhost:{port}"},
             lambda port, directory: _seaweedfs(_find_program(venv, "bin/weed"), port, directory),
             lambda port: _get(port, "/healthz"),
+            leftovers=_seaweedfs_sockets,
         ),
         Emulator(
             "Valkey",
@@ -121,6 +124,13 @@ def _seaweedfs(program: Path, port: int, directory: Path) -> list[str]:
         *("-s3.allowDeleteBucketNotEmpty=false", "-master.telemetry=false"),
         *("-volume.preStopSeconds=0", *ports),
     ]
+
+
+def _seaweedfs_sockets(command: list[str]) -> list[Path]:
+    # It takes no other directory for these.
+    ports = (argument.split("=") for argument in command if ".port.grpc=" in argument)
+    names = (f"seaweedfs-{name[1:].removesuffix('.port.grpc')}-grpc-{port}" for name, port in ports)
+    return [Path("/tmp", f"{name}.sock") for name in names]
 
 
 def _pair_of_ports() -> int:

@@ -43,6 +43,7 @@ class Running:
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="conveyor-emulators-"))
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._leftovers: list[Path] = []
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +60,8 @@ class Running:
         for process in self._processes:
             process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+        for path in self._leftovers:
+            path.unlink(missing_ok=True)
 
     def start(self, emulator: Emulator) -> dict[str, str]:
         """Start one, wait until it answers, and return its addresses. Raises OSError with the
@@ -91,6 +94,7 @@ class Running:
                 preexec_fn=_ends_with_parent(signal.SIGKILL),
             )
         self._processes.append(process)
+        self._leftovers += emulator.leftovers(command)
         deadline = time.monotonic() + READY_SECONDS
         while process.poll() is None:
             try:

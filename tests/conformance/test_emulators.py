@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -92,6 +95,29 @@ def test_a_command_finds_what_is_named_and_the_rest_started(installed: None) -> 
     assert not any(answers(port_of(url)) for url in started)
 
 
+@pytest.mark.slow
+def test_an_emulator_that_ended_leaves_no_file(installed: None) -> None:
+    with (
+        # The path of a socket must be short; pytest's are not.
+        tempfile.TemporaryDirectory() as temporary,
+        subprocess.Popen(
+            [sys.executable, PROGRAM, VENV, "hold", "S3"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**without_services(), "TMPDIR": temporary},
+        ) as holder,
+    ):
+        assert holder.stdout is not None
+        assert "S3" in json.loads(holder.stdout.readline())
+        [directory] = Path(temporary).iterdir()
+        sockets = [path for port in _ports_of(directory) for path in _sockets(port)]
+        assert sockets
+        holder.communicate()
+        assert [path for path in sockets if path.exists()] == []
+        assert [*Path(temporary).iterdir()] == []
+
+
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("1", 1)])
 def test_what_cannot_be_started_is_named_and_ends_a_run_of_ci(
     tmp_path: Path, ci: str, code: int
@@ -149,3 +175,24 @@ def test_a_test_without_its_service_is_skipped_and_fails_in_ci(
     with pytest.raises(outcome, match="why"):
         unavailable("why")
     assert emulators.missing == ["why"]
+
+
+def _ports_of(directory: Path) -> list[str]:
+    """The ports of the program that writes its log below a directory."""
+    [words] = [
+        words
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if f"-logdir={directory}/" in (words := _read(path))
+    ]
+    return re.findall(r"\.port(?:\.grpc)?=(\d+)", words)
+
+
+def _sockets(port: str) -> list[Path]:
+    return [*Path("/tmp").glob(f"*-{port}.sock")]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
