@@ -135,6 +135,8 @@ def test_a_data_directory_is_kept_and_can_be_served(tmp_path: Path) -> None:
     assert "conveyor.db" in names(data)
 
 
+@pytest.mark.extended
+@pytest.mark.slow
 def test_the_same_command_again_is_refused_and_by_force_replaces(tmp_path: Path) -> None:
     out = tmp_path / "out"
     tasks = '{"url": "http://fake.test/a"}\n{"url": "http://fake.test/b", "external_id": "b"}\n'

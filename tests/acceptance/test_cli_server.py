@@ -99,6 +99,7 @@ def test_quiet_says_nothing_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_the_demonstration_survives_a_kill_and_keeps_serving(tmp_path: Path) -> None:
     of_an_earlier_one = tmp_path / "data" / "demo-results" / "01M8M35RQQ8KJR00EAWY80H5WA"
     of_an_earlier_one.mkdir(parents=True)
@@ -150,6 +151,7 @@ def test_a_demonstration_that_is_stopped_early_leaves_no_process(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_demonstration_finds_another_port_when_its_own_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -168,6 +168,7 @@ def test_a_taken_port_has_a_way_out_and_an_unknown_host_a_reason(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_second_demonstration_is_one_line_and_its_json_is_alone(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     bare = {name: text for name, text in os.environ.items() if name != "ZENROWS_API_KEY"}

@@ -65,7 +65,7 @@ def test_a_rotation_is_cancelled_and_finalized(server: ConveyorServer) -> None:
     assert (keys["active"]["kid"], keys["candidate"]) == (made["kid"], None)
 
 
-@pytest.mark.parametrize("words", ["", "--json"])
+@pytest.mark.parametrize("words", ["", pytest.param("--json", marks=pytest.mark.extended)])
 def test_a_secret_that_cannot_be_written_is_told_with_the_way_back(
     server: ConveyorServer, words: str
 ) -> None:

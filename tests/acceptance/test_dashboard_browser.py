@@ -81,6 +81,7 @@ def violations(results: Any) -> list[dict[str, Any]]:
     return listed
 
 
+@pytest.mark.extended
 def test_each_page_is_silent_and_accessible(browser: Browser, seeded: Seeded) -> None:
     visit(
         browser,

@@ -92,7 +92,8 @@ def rows(origin: str, pages: dict[str, str]) -> dict[str, float]:
 @pytest.mark.parametrize(
     "large",
     [
-        4_000,
+        1_000,
+        pytest.param(4_000, marks=pytest.mark.extended),
         pytest.param(20_000, marks=pytest.mark.extended),
         pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.extended]),
     ],

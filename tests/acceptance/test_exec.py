@@ -224,6 +224,7 @@ def test_signals_go_to_the_command_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_input", [True, False])
+@pytest.mark.extended
 def test_each_signal_reaches_a_command_on_a_terminal_once(tmp_path: Path, has_input: bool) -> None:
     told, temporary = tmp_path / "told", tmp_path / "temporary"
     keys, terminal = os.openpty()
@@ -280,6 +281,7 @@ def test_no_server_outlives_a_killed_exec(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of the end of a parent")
+@pytest.mark.extended
 def test_the_next_exec_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     told, temporary = tmp_path / "told", tmp_path / "temporary"
     running = [

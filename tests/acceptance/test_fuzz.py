@@ -250,6 +250,7 @@ def generated(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode)
 
 
 @pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.extended
 def test_every_answer_to_a_generated_request_is_a_described_one(
     server: Booted, mode: GenerationMode
 ) -> None:

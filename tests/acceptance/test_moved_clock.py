@@ -262,6 +262,7 @@ def test_a_server_that_ended_goes_on_where_its_clock_stood(
 
 @pytest.mark.server
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_clock_that_moves_by_itself_ends_the_wait_of_a_client(tmp_path: Path) -> None:
     with ForkedServer(tmp_path, *FLAGS, "--clock", "auto") as server, _Moved(server) as moved:
         job = moved.submit("http://fake.test/closed?status=503&retry_after=600")

@@ -181,6 +181,7 @@ def test_the_command_gets_what_is_its_own(tmp_path: Path) -> None:
         check(tmp_path, asked, origins.requests)
 
 
+@pytest.mark.extended
 def test_the_command_gets_nothing_that_came_unasked_or_too_late(tmp_path: Path) -> None:
     """One call at a time: the origin pushes while a page of another origin is waited for."""
     certificate = Certificate(tmp_path)

@@ -151,6 +151,7 @@ async def _filled(directory: Path, source: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_an_empty_server_takes_over_what_was_seeded_elsewhere(tmp_path: Path) -> None:
     file, seeded, other = tmp_path / "seed.toml", tmp_path / "seeded", tmp_path / "other"
     file.write_text(FILE)

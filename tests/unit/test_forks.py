@@ -11,7 +11,7 @@ import pytest
 
 from tests.architecture.source import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 SHARED = """
 import os

@@ -273,10 +273,17 @@ def blocks(line: str, rows: int) -> Iterator[bytes]:
     ("work", "line", "good"),
     [
         (csv_work(0, 1), "http://a.example/{0},n-{0}\n", True),
-        (csv_work(1), '"x\ny",http://a.example/{0}\n', True),
+        pytest.param(
+            csv_work(1), '"x\ny",http://a.example/{0}\n', True, marks=pytest.mark.extended
+        ),
         (URLS_WORK, "http://a.example/{0}\n", True),
-        (JSONL_WORK, '{{"url":"http://a.example/{0}","external_id":"n-{0}"}}\n', True),
-        (csv_work(0, 1), "bad-{0},n\n", False),
+        pytest.param(
+            JSONL_WORK,
+            '{{"url":"http://a.example/{0}","external_id":"n-{0}"}}\n',
+            True,
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(csv_work(0, 1), "bad-{0},n\n", False, marks=pytest.mark.extended),
     ],
     ids=["csv", "multi-line csv", "urls", "jsonl", "bad csv"],
 )

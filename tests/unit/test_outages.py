@@ -58,9 +58,9 @@ def check_free_of_charge(run: dict[str, Any], gateway: LeavingGateway, tasks: in
     [
         (Shared.GATEWAY, 7.0),
         pytest.param(Shared.GATEWAY, 60.0, marks=pytest.mark.slow),
-        pytest.param(Shared.RESOLVER, 60.0, marks=pytest.mark.slow),
-        pytest.param(Shared.NETWORK, 60.0, marks=pytest.mark.slow),
-        pytest.param(Shared.PROCESS, 60.0, marks=pytest.mark.slow),
+        pytest.param(Shared.RESOLVER, 60.0, marks=pytest.mark.extended),
+        pytest.param(Shared.NETWORK, 60.0, marks=pytest.mark.extended),
+        pytest.param(Shared.PROCESS, 60.0, marks=pytest.mark.extended),
     ],
 )
 @pytest.mark.timeout(60)

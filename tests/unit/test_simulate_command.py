@@ -293,7 +293,7 @@ def test_short_times_are_told_in_milliseconds(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tasks", [1, 2, 7, 60])
+@pytest.mark.parametrize("tasks", [1, 2, 7, pytest.param(60, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_job_is_done_sooner_than_at_best(tasks: int, seed: int) -> None:
     for cap, sigma in ((1, 0.6), (5, 1.5), (5, 0.0), (100, 0.6)):

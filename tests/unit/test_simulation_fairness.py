@@ -53,6 +53,7 @@ def assert_within_limits(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.extended
 def test_a_giant_does_not_starve_small_runs() -> None:
     """So few runs tell little by themselves: the mean of some seeds does."""
     assert_within_limits(

@@ -180,7 +180,7 @@ print(report.trace_hash, report.events, report.fenced > 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.extended)])
 def test_the_same_seed_gives_the_same_events_in_another_process(backend: str) -> None:
     """However strings hash there, and wherever objects lie in memory."""
     prints = {

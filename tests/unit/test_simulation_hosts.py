@@ -151,6 +151,7 @@ def lanes(*, tasks: int, hosts: int, skew: float = 0.0, cap: int = 400) -> Repor
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_hosts_with_queues_of_their_own_are_received_once_and_use_their_limits() -> None:
     report = lanes(tasks=1_000, hosts=8)
     assert (report.amplification, report.most_received, report.bounces) == (1.0, 1, 0)
@@ -204,7 +205,7 @@ def test_no_worker_calls_a_host_that_has_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("is_silent", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_a_host_that_refuses_slows_no_other(is_silent: bool) -> None:
     def ends(*faults: HostRefuses, jobs: int, seed: int) -> float:
         report = simulate(

@@ -129,6 +129,7 @@ def test_another_subset_takes_over_within_ten_seconds_and_a_discovery(workers: i
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_runs_on_the_same_workers_share_them_and_the_free_ones_join() -> None:
     """Ten runs could use twice the slots of the fleet: each gets its part, and no slot is idle."""
     plans = tuple(JobPlan(tasks=2_000, cap=40, arrives_at=ARRIVAL) for _ in range(10))
@@ -139,6 +140,7 @@ def test_runs_on_the_same_workers_share_them_and_the_free_ones_join() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_caller_with_many_runs_has_one_share_in_subsets_too() -> None:
     plans = (
         *(JobPlan(tasks=500, cap=20, caller="A", arrives_at=ARRIVAL) for _ in range(20)),
