@@ -58,8 +58,9 @@ def test_an_answer_is_cut_after_its_request_was_served(server: ConveyorServer) -
 
 def test_a_request_hangs_until_its_client_leaves(server: ConveyorServer) -> None:
     server.api.hang(method="GET")
+    patience = httpx.Timeout(SECONDS, read=0.2)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.get(f"{server.base_url}/jobs", headers={"X-API-Key": "k"}, timeout=0.2)
+        httpx.get(f"{server.base_url}/jobs", headers={"X-API-Key": "k"}, timeout=patience)
     assert listed(server) == 0
 
 

@@ -410,6 +410,7 @@ async def test_a_store_that_ignores_a_range_is_not_believed(stub: Stub) -> None:
         await closed(aws)
 
 
+@pytest.mark.slow
 async def test_a_call_without_a_turn_says_nothing_about_its_service(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,7 +422,7 @@ async def test_a_call_without_a_turn_says_nothing_about_its_service(
 
     stub.answer = give
     async with calling(
-        stub.url, services=["s3"], threads=1, read_timeout=0.15, connect_timeout=0.1
+        stub.url, services=["s3"], threads=1, read_timeout=1.0, connect_timeout=0.5
     ) as aws:
         body = (await aws.call(*READ))["Body"]
         with pytest.raises(ConveyorError, match="all connections for get_object are in use"):
@@ -432,22 +433,24 @@ async def test_a_call_without_a_turn_says_nothing_about_its_service(
     assert len(stub.seen) == 2
 
 
+@pytest.mark.slow
 async def test_a_service_that_hangs_is_not_waited_for_longer_than_allowed(stub: Stub) -> None:
     stub.answer = Held()
     async with calling(
-        stub.url, services=["dynamodb"], read_timeout=0.1, connect_timeout=0.1
+        stub.url, services=["dynamodb"], read_timeout=0.1, connect_timeout=0.5
     ) as aws:
         with pytest.raises(ConveyorError, match="ReadTimeoutError"):
             await aws.call(*GET)
         assert own(aws).open_connections == 0
 
 
+@pytest.mark.slow
 async def test_a_piece_that_does_not_come_in_time_breaks_the_body_off(stub: Stub) -> None:
     async def stall(_seen: Seen) -> bytes:
         return said(b"x" * 10, b'ETag: "1"')[:-5]
 
     stub.answer = stall
-    async with calling(stub.url, services=["s3"], read_timeout=0.1) as aws:
+    async with calling(stub.url, services=["s3"], read_timeout=1.0) as aws:
         body = (await aws.call(*READ))["Body"]
         assert await body.read(5) == b"x" * 5
         with pytest.raises(ConveyorError, match="broke off: ReadTimeoutError"):

@@ -122,7 +122,7 @@ async def test_nobody_without_a_key_takes_memory(tmp_path: Path) -> None:
 
 async def test_a_body_that_stops_coming_gives_its_memory_back(tmp_path: Path) -> None:
     memory = BodyMemory(limit=2 * COUNTED, caller_limit=2 * COUNTED)
-    async with open_api(tmp_path / "data", body_memory=memory, body_seconds=0.05) as api:
+    async with open_api(tmp_path / "data", body_memory=memory, body_seconds=0.3) as api:
         stalled = [Slow(api.client), Slow(api.foreign)]
         async with anyio.create_task_group() as group:
             for one in stalled:

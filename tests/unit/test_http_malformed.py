@@ -56,7 +56,7 @@ def test_what_is_no_request_gets_a_problem_and_an_end(tmp_path: Path, sent: byte
     "sent", [b"", HEAD, REQUEST + HEAD], ids=["silence", "half a head", "a later half"]
 )
 def test_a_connection_on_which_no_head_arrives_is_closed(tmp_path: Path, sent: bytes) -> None:
-    with conveyor_server(tmp_path / "data", head_timeout=0.2) as server:
+    with conveyor_server(tmp_path / "data", head_timeout=1.0) as server:
         address = urlsplit(server.base_url)
         with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
             connection.sendall(sent)
