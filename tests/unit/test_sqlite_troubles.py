@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import re
+import resource
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
@@ -209,6 +210,26 @@ async def test_a_body_that_comes_late_makes_no_directory_anew(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+async def test_a_group_with_a_large_operation_opens_no_file(
+    store: SqliteStore, attempts: Attempts
+) -> None:
+    def fill(file: sqlite3.Connection) -> None:
+        file.executemany(INSERT, [(f"{number:0500}",) for number in range(2_000)])
+
+    def change(file: sqlite3.Connection) -> int:
+        return file.execute("UPDATE idempotency_keys SET created_id = 'changed'").rowcount
+
+    await store.database.write(fill)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        made = await asyncio.gather(*(store.database.write(change) for _ in range(3)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert made == [2_000] * 3
+    assert attempts.made == 2
+
+
 async def test_damaged_bytes_are_told_with_the_name_of_the_file(tmp_path: Path) -> None:
     """Whatever bytes are flipped: a server works with what it can read, or says what is damaged."""
     whole = tmp_path / "whole"

@@ -90,6 +90,9 @@ async def open_writer(
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT}").fetchone()
         connection.execute(f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}")
+        # What undoes one operation of a group would else go to a temporary file once it is large,
+        # for which there may be no descriptor and no room.
+        connection.execute("PRAGMA temp_store = MEMORY")
         connection.create_function("fnv32a", 1, fnv32a, deterministic=True)
         prepare(connection)
         # Such waits are for the thread of the connection alone.
