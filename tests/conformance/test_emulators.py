@@ -97,6 +97,7 @@ def test_a_command_finds_what_is_named_and_the_rest_started(installed: None) -> 
 
 @pytest.mark.slow
 def test_an_emulator_that_ended_leaves_no_file(installed: None) -> None:
+    before = {*Path("/tmp").glob("*.sock")}  # killed ones may have left some of the same ports
     with (
         # The path of a socket must be short; pytest's are not.
         tempfile.TemporaryDirectory() as temporary,
@@ -111,7 +112,8 @@ def test_an_emulator_that_ended_leaves_no_file(installed: None) -> None:
         assert holder.stdout is not None
         assert "S3" in json.loads(holder.stdout.readline())
         [directory] = Path(temporary).iterdir()
-        sockets = [path for port in _ports_of(directory) for path in _sockets(port)]
+        ports = _ports_of(directory)
+        sockets = {path for port in ports for path in Path("/tmp").glob(f"*-{port}.sock")} - before
         assert sockets
         holder.communicate()
         assert [path for path in sockets if path.exists()] == []
@@ -185,10 +187,6 @@ def _ports_of(directory: Path) -> list[str]:
         if f"-logdir={directory}/" in (words := _read(path))
     ]
     return re.findall(r"\.port(?:\.grpc)?=(\d+)", words)
-
-
-def _sockets(port: str) -> list[Path]:
-    return [*Path("/tmp").glob(f"*-{port}.sock")]
 
 
 def _read(path: Path) -> str:
